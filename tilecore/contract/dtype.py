@@ -1,0 +1,69 @@
+"""Element types: one row each with its ONNX code, size and numpy equivalent."""
+
+import enum
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class DTypeRow:
+    """What the compiler knows of one element type."""
+
+    label: str
+    onnx: int  # TensorProto.DataType
+    bytes: int
+    numpy: np.dtype
+    kind: str  # "float", "int" (signed or not) or "bool"
+
+
+class DType(enum.Enum):
+    """An element type. `DType.F32.row.bytes` is 4."""
+
+    F64 = DTypeRow("f64", 11, 8, np.dtype(np.float64), "float")
+    F32 = DTypeRow("f32", 1, 4, np.dtype(np.float32), "float")
+    F16 = DTypeRow("f16", 10, 2, np.dtype(np.float16), "float")
+    BF16 = DTypeRow("bf16", 16, 2, np.dtype(ml_dtypes.bfloat16), "float")
+    I64 = DTypeRow("i64", 7, 8, np.dtype(np.int64), "int")
+    I32 = DTypeRow("i32", 6, 4, np.dtype(np.int32), "int")
+    I8 = DTypeRow("i8", 3, 1, np.dtype(np.int8), "int")
+    U8 = DTypeRow("u8", 2, 1, np.dtype(np.uint8), "int")
+    BOOL = DTypeRow("bool", 9, 1, np.dtype(np.bool_), "bool")
+
+    @property
+    def row(self) -> DTypeRow:
+        """The table row of this type."""
+        return self.value
+
+    @property
+    def is_float(self) -> bool:
+        """True for f64, f32, f16 and bf16."""
+        return self.value.kind == "float"
+
+    @property
+    def is_int(self) -> bool:
+        """True for the integer types, bool excluded."""
+        return self.value.kind == "int"
+
+    def __str__(self) -> str:
+        return self.value.label
+
+    def __repr__(self) -> str:
+        return self.value.label
+
+
+def from_onnx(code: int) -> DType:
+    """The type with ONNX `TensorProto.DataType` code `code`; KeyError when the compiler has none."""
+    for dtype in DType:
+        if dtype.value.onnx == code:
+            return dtype
+    raise KeyError(code)
+
+
+def from_numpy(dtype: np.dtype) -> DType:
+    """The type with numpy dtype `dtype`; KeyError when the compiler has none."""
+    for candidate in DType:
+        if candidate.value.numpy == dtype:
+            return candidate
+    raise KeyError(dtype)

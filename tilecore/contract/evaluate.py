@@ -1,0 +1,155 @@
+"""The numpy meaning of expressions and specs: the oracle of every test, in float64 or in the spec's own types.
+
+Comes in: an expression (or spec) and an environment of arrays. Goes out: arrays. Nothing here is fast.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var
+from tilecore.contract.ops import OPS
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, RowSpec, Spec, View, extent_of
+
+Arrays = Mapping[str, Any]  # tensor name → array
+REDUCE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+NEUTRAL: dict[str, float] = {"sum": 0.0, "max": -np.inf, "min": np.inf, "prod": 1.0}
+
+
+class Evaluator:
+    """Evaluates expressions over numpy arrays, broadcasting. `wide` computes every float type in float64."""
+
+    def __init__(self, arrays: Arrays, symbols: Mapping[str, int], *, wide: bool = True) -> None:
+        self.arrays = arrays
+        self.symbols = symbols
+        self.wide = wide
+
+    def numpy_type(self, dtype: DType) -> np.dtype:
+        """The numpy type that values of `dtype` are computed in."""
+        return np.dtype(np.float64) if self.wide and dtype.is_float else dtype.row.numpy
+
+    def __call__(self, expr: Expr, env: Mapping[Var, Any] | None = None) -> Any:
+        """The value of `expr` with its variables taken from `env`; arrays broadcast against each other."""
+        memo: dict[int, Any] = {}
+        with np.errstate(all="ignore"):
+            return self._value(expr, env or {}, memo)
+
+    def _value(self, expr: Expr, env: Mapping[Var, Any], memo: dict[int, Any]) -> Any:
+        if id(expr) in memo:
+            return memo[id(expr)]
+        match expr:
+            case Const():
+                value = np.asarray(expr.value, self.numpy_type(expr.dtype))
+            case Sym():
+                value = np.asarray(self.symbols[expr.name], np.int64)
+            case Var():
+                value = np.asarray(env[expr], self.numpy_type(expr.dtype))
+            case Op():
+                args = [self._value(arg, env, memo) for arg in expr.args]
+                value = np.asarray(OPS[expr.name].numpy(*args)).astype(self.numpy_type(expr.dtype))
+            case Load():
+                value = self._load(expr, [self._value(index, env, memo) for index in expr.index])
+        memo[id(expr)] = value
+        return value
+
+    def _load(self, load: Load, index: list[Any]) -> Any:
+        """Loads under a select may be out of bounds where they are not chosen: those read element 0, as a guard would."""
+        array = np.asarray(self.arrays[load.source.name])
+        if array.size == 0:
+            shape = np.broadcast_shapes(*(np.shape(i) for i in index))
+            return np.zeros(shape, self.numpy_type(load.dtype))
+        inside = [np.where((i >= 0) & (i < n), i, 0) for i, n in zip(index, array.shape, strict=True)]
+        return array[tuple(inside)].astype(self.numpy_type(load.dtype))
+
+
+def bind(spec: Spec, arrays: Arrays) -> dict[str, int]:
+    """Symbol values from the shapes of the input arrays. ValueError when two dims of one symbol differ."""
+    values: dict[str, int] = {}
+    for tensor in spec.inputs:
+        for dim, size in zip(tensor.shape, np.shape(arrays[tensor.name]), strict=True):
+            if isinstance(dim, Sym) and values.setdefault(dim.name, size) != size:
+                raise ValueError(f"{tensor.name}: {dim.name} is {size} here and {values[dim.name]} elsewhere")
+    return values
+
+
+def evaluate(spec: Spec, arrays: Arrays, *, wide: bool = True) -> dict[str, np.ndarray]:
+    """Every output of `spec` for the given inputs, by the definition in `spec.py`. Unwritten elements stay NaN or -1."""
+    symbols = bind(spec, arrays)
+    run = Evaluator(arrays, symbols, wide=wide)
+    with np.errstate(all="ignore"):
+        match spec:
+            case ContractionSpec():
+                axes, env = _contraction(spec, run)
+            case AttentionSpec():
+                axes, env = _attention(spec, run)
+            case RowSpec():
+                axes, env = _row(spec, run)
+    results: dict[str, np.ndarray] = {}
+    for result in spec.outputs:
+        grid = _grid(result.place.axes, run)
+        renamed = {place_axis: grid[place_axis] for place_axis in result.place.axes}
+        values = {var: value for var, value in env.items() if var not in axes} | renamed
+        if len(result.place.axes) < len(axes):  # a per-row result: the column axis is dropped from every value
+            values = {var: value[..., 0] if np.ndim(value) == len(axes) else value for var, value in values.items()}
+        results[result.place.name] = _store(result.place, run(result.value, values), renamed, run)
+    return results
+
+
+def _grid(axes: tuple[Var, ...], run: Evaluator) -> dict[Var, Any]:
+    sizes = [int(run(extent_of(axis))) for axis in axes]
+    return dict(zip(axes, np.meshgrid(*map(np.arange, sizes), indexing="ij", sparse=True), strict=True))
+
+
+def view_array(view: View, run: Evaluator) -> Any:
+    """The whole view as one dense array."""
+    sizes = tuple(int(run(extent)) for extent in view.shape)
+    return np.broadcast_to(run(view.value, _grid(view.axes, run)), sizes)
+
+
+def _store(place: Place, value: Any, env: Mapping[Var, Any], run: Evaluator) -> np.ndarray:
+    sizes = tuple(int(run(extent)) for extent in place.shape)
+    shape = tuple(int(run(dim)) for dim in place.tensor.shape)
+    dtype = run.numpy_type(place.dtype)
+    out = np.full(shape, np.nan if place.dtype.is_float else False if place.dtype is DType.BOOL else -1, dtype)
+    index = tuple(np.broadcast_to(run(i, env), sizes) for i in place.index)
+    out[index] = np.broadcast_to(value, sizes)
+    return out
+
+
+def _contraction(spec: ContractionSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:
+    product = np.matmul(view_array(spec.a, run), view_array(spec.b, run))
+    return spec.outputs[0].place.axes, {spec.acc: product}
+
+
+def _attention(spec: AttentionSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:
+    q, k, v = (view_array(view, run) for view in (spec.q, spec.k, spec.v))
+    env = {**_grid(spec.score_axes, run), spec.raw: np.matmul(q, np.swapaxes(k, -1, -2))}
+    sizes = tuple(int(run(extent_of(axis))) for axis in spec.score_axes)
+    scores = np.broadcast_to(run(spec.score, env), sizes)
+    if spec.sink is not None:
+        sink = view_array(spec.sink, run)[..., None]
+        scores = np.concatenate([scores, sink], axis=-1)
+    if scores.shape[-1]:
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights = (weights / weights.sum(axis=-1, keepdims=True))[..., : sizes[-1]]
+    else:
+        weights = scores
+    if spec.nan_guard:
+        weights = np.where(np.isnan(weights), 0, weights)
+    return spec.outputs[0].place.axes, {spec.acc: np.matmul(weights, v)}
+
+
+def _row(spec: RowSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:
+    env: dict[Var, Any] = _grid((spec.row, spec.column), run)
+    sizes = tuple(int(run(extent_of(axis))) for axis in (spec.row, spec.column))
+    for step in spec.steps:
+        value = np.broadcast_to(run(step.value, env), sizes)
+        if step.kind == "tile":
+            env[step.var] = value
+        elif sizes[1] == 0:
+            env[step.var] = np.full((sizes[0], 1), NEUTRAL[step.kind])
+        else:
+            env[step.var] = REDUCE[step.kind](value, axis=1, keepdims=True)
+    return (spec.row, spec.column), env

@@ -1,0 +1,549 @@
+"""The one expression language: symbolic dims, index maps and scalar programs are all `Expr`.
+
+Constants, symbols, variables, operations and loads, as frozen nodes that compare by structure. Integer arithmetic is
+kept in a canonical form (a polynomial over atoms), so that two index expressions are equal exactly
+when they print alike. Build nodes with the functions here, never with `Op(...)` directly.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Union, runtime_checkable
+
+import numpy as np
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.ops import OPS
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Whatever a `Load` can read: a region's input tensor, a tile buffer. `shape` entries are i64 expressions."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> tuple["Expr", ...]: ...
+
+
+class _Arithmetic:
+    """Python's operators on expressions; comparisons stay structural (use `binary("lt", …)` for a comparison node)."""
+
+    __slots__ = ()
+
+    def __add__(self, other: "Expr | int | float") -> "Expr":
+        return binary("add", self, other)  # type: ignore[arg-type]
+
+    def __radd__(self, other: int | float) -> "Expr":
+        return binary("add", other, self)  # type: ignore[arg-type]
+
+    def __sub__(self, other: "Expr | int | float") -> "Expr":
+        return binary("sub", self, other)  # type: ignore[arg-type]
+
+    def __rsub__(self, other: int | float) -> "Expr":
+        return binary("sub", other, self)  # type: ignore[arg-type]
+
+    def __mul__(self, other: "Expr | int | float") -> "Expr":
+        return binary("mul", self, other)  # type: ignore[arg-type]
+
+    def __rmul__(self, other: int | float) -> "Expr":
+        return binary("mul", other, self)  # type: ignore[arg-type]
+
+    def __truediv__(self, other: "Expr | int | float") -> "Expr":
+        return binary("div", self, other)  # type: ignore[arg-type]
+
+    def __rtruediv__(self, other: int | float) -> "Expr":
+        return binary("div", other, self)  # type: ignore[arg-type]
+
+    def __floordiv__(self, other: "Expr | int") -> "Expr":
+        return binary("floordiv", self, other)  # type: ignore[arg-type]
+
+    def __mod__(self, other: "Expr | int") -> "Expr":
+        return binary("mod", self, other)  # type: ignore[arg-type]
+
+    def __neg__(self) -> "Expr":
+        return unary("neg", self)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Const(_Arithmetic):
+    """A literal of one element type."""
+
+    value: int | float | bool
+    dtype: DType
+
+    def __str__(self) -> str:
+        return str(self.value) if self.dtype in (DType.I64, DType.BOOL) else f"{self.dtype}({self.value!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Sym(_Arithmetic):
+    """A dim known at run time only; an i64 that is at least 0."""
+
+    name: str
+
+    @property
+    def dtype(self) -> DType:
+        """Always i64."""
+        return DType.I64
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Var(_Arithmetic):
+    """A bound variable. With `extent` it is an index in [0, extent); without, a scalar placeholder."""
+
+    name: str
+    dtype: DType = DType.I64
+    extent: Union["Expr", None] = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Op(_Arithmetic):
+    """One row of `ops.OPS` applied to `args`. `span` (a source position or None) does not take part in equality."""
+
+    name: str
+    args: tuple["Expr", ...]
+    dtype: DType
+    span: Any = field(default=None, compare=False, repr=False)
+    digest: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", hash((self.name, self.args, self.dtype)))
+
+    def __hash__(self) -> int:
+        return self.digest
+
+    def __str__(self) -> str:
+        infix = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=",
+                 "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "and", "or": "or"}  # fmt: skip
+        if self.name in infix:
+            return f"({self.args[0]} {infix[self.name]} {self.args[1]})"
+        if self.name == "cast":
+            return f"{self.dtype}({self.args[0]})"
+        return f"{self.name}({', '.join(map(str, self.args))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Load(_Arithmetic):
+    """One element of `source` at `index` (one i64 expression per axis). Out of bounds is undefined: guard it."""
+
+    source: Source
+    index: tuple["Expr", ...]
+    span: Any = field(default=None, compare=False, repr=False)
+    digest: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.index) != len(self.source.shape):
+            raise ValueError(f"{self.source.name} has {len(self.source.shape)} axes; indexed with {len(self.index)}")
+        object.__setattr__(self, "digest", hash((self.source.name, self.index)))
+
+    def __hash__(self) -> int:
+        return self.digest
+
+    @property
+    def dtype(self) -> DType:
+        """The source's element type."""
+        return self.source.dtype
+
+    def __str__(self) -> str:
+        return f"{self.source.name}[{', '.join(map(str, self.index))}]"
+
+
+Expr = Const | Sym | Var | Op | Load
+
+
+def const(value: int | float | bool, dtype: DType | None = None) -> Const:
+    """A literal; ints default to i64, floats to f32, bools to bool. The value is rounded to `dtype`."""
+    if dtype is None:
+        dtype = DType.BOOL if isinstance(value, bool) else DType.I64 if isinstance(value, int) else DType.F32
+    if dtype.is_float:
+        return Const(float(np.asarray(value).astype(dtype.row.numpy)), dtype)
+    return Const(bool(value) if dtype is DType.BOOL else int(value), dtype)
+
+
+def _as_expr(value: "Expr | int | float | bool", like: DType) -> "Expr":
+    if isinstance(value, int | float | bool | np.generic):
+        return const(value.item() if isinstance(value, np.generic) else value, like)
+    return value
+
+
+def binary(name: str, left: "Expr | int | float", right: "Expr | int | float", *, span: Any = None) -> "Expr":
+    """`OPS[name]` of two expressions; a Python number takes the other side's type. TypeError when the types differ."""
+    if isinstance(left, int | float):
+        if isinstance(right, int | float):
+            raise TypeError("binary needs at least one expression")
+        left = _as_expr(left, right.dtype)
+    right = _as_expr(right, left.dtype)
+    return apply(name, left, right, span=span)
+
+
+def unary(name: str, value: "Expr", *, span: Any = None) -> "Expr":
+    """`OPS[name]` of one expression."""
+    return apply(name, value, span=span)
+
+
+def select(condition: "Expr", yes: "Expr | int | float", no: "Expr | int | float", *, span: Any = None) -> "Expr":
+    """`yes` where `condition` (bool) holds, else `no`. Only the chosen side is evaluated: loads in it may be guarded."""
+    if isinstance(yes, int | float):
+        yes = _as_expr(yes, DType.F32 if isinstance(no, int | float) else no.dtype)
+    return apply("select", condition, yes, _as_expr(no, yes.dtype), span=span)
+
+
+def cast(value: "Expr", dtype: DType, *, span: Any = None) -> "Expr":
+    """`value` as `dtype`; float to int truncates, anything to bool is `!= 0`."""
+    if value.dtype is dtype:
+        return value
+    if isinstance(value, Const):
+        return const(value.value, dtype)
+    return Op("cast", (value,), dtype, span)
+
+
+def apply(name: str, *args: "Expr", span: Any = None) -> "Expr":
+    """The node for operation `name`, folded where its value is known. TypeError on a wrong arity or mixed types."""
+    row = OPS[name]
+    if len(args) != row.arity:
+        raise TypeError(f"{name} takes {row.arity} arguments, got {len(args)}")
+    operands = args[1:] if name == "select" else args
+    if len({arg.dtype for arg in operands}) > 1:
+        raise TypeError(f"{name} of {' and '.join(str(arg.dtype) for arg in operands)}: cast one side first")
+    if name == "select" and args[0].dtype is not DType.BOOL:
+        raise TypeError(f"select needs a bool condition, got {args[0].dtype}")
+    dtype = DType.BOOL if row.result == "bool" else args[-1].dtype
+    if all(isinstance(arg, Const) for arg in args):
+        folded = _fold(name, args, dtype)
+        if folded is not None:
+            return folded
+    simpler = _integer(name, args) if dtype.is_int else None
+    return simpler or _simplify(name, args) or Op(name, tuple(args), dtype, span)
+
+
+def _fold(name: str, args: tuple["Expr", ...], dtype: DType) -> "Expr | None":
+    values = [np.asarray(arg.value).astype(arg.dtype.row.numpy) for arg in args if isinstance(arg, Const)]
+    if name in ("floordiv", "mod") and values[1] == 0:
+        return None
+    with np.errstate(all="ignore"):
+        return const(np.asarray(OPS[name].numpy(*values)).item(), dtype)
+
+
+def _simplify(name: str, args: tuple["Expr", ...]) -> "Expr | None":
+    """Exact identities only: no rounding, NaN or inf behaviour changes."""
+    first, last = args[0], args[-1]
+    if name == "select":
+        if isinstance(first, Const):
+            return args[1] if first.value else args[2]
+        return args[1] if args[1] == args[2] else None
+    if name in ("and", "or"):
+        for this, other in ((first, last), (last, first)):
+            if isinstance(this, Const):
+                return other if bool(this.value) is (name == "and") else this
+    if name == "mul" and isinstance(last, Const) and last.value == 1:
+        return first
+    if name == "mul" and isinstance(first, Const) and first.value == 1:
+        return last
+    if name == "div" and isinstance(last, Const) and last.value == 1:
+        return first
+    if name == "not" and isinstance(first, Op) and first.name == "not":
+        return first.args[0]
+    if name in ("eq", "le", "ge", "lt", "gt", "ne") and first.dtype is DType.I64:
+        return _compare(name, first, last)
+    return None
+
+
+def _compare(name: str, left: "Expr", right: "Expr") -> "Expr | None":
+    """An index comparison that the variables' extents decide."""
+    if left == right:
+        return const(name in ("eq", "le", "ge"))
+    if name in ("gt", "ge"):
+        left, right, name = right, left, {"gt": "lt", "ge": "le"}[name]
+    if name in ("lt", "ne", "eq") and (nonnegative(right - left - 1) or (name != "lt" and nonnegative(left - right - 1))):
+        return const(name != "eq")
+    if name == "lt" and nonnegative(left - right):
+        return const(False)
+    if name == "le" and nonnegative(right - left):
+        return const(True)
+    if name == "le" and nonnegative(left - right - 1):
+        return const(False)
+    return None
+
+
+def children(expr: "Expr") -> tuple["Expr", ...]:
+    """The operands of `expr`, index expressions of loads included."""
+    if isinstance(expr, Op):
+        return expr.args
+    return expr.index if isinstance(expr, Load) else ()
+
+
+def walk(expr: "Expr") -> Iterator["Expr"]:
+    """Every distinct node below and including `expr`, operands first."""
+    seen: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(expr, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(children(node)))
+
+
+def rewrite(expr: "Expr", change: Callable[["Expr"], "Expr | None"]) -> "Expr":
+    """Rebuild `expr` bottom-up; `change` sees each rebuilt node and returns its replacement, or None to keep it."""
+    done: dict[int, Expr] = {}
+    for node in walk(expr):
+        new: Expr = node
+        parts = tuple(done[id(child)] for child in children(node))
+        if any(part is not child for part, child in zip(parts, children(node), strict=True)):
+            if isinstance(node, Op):
+                new = cast(parts[0], node.dtype, span=node.span) if node.name == "cast" else apply(
+                    node.name, *parts, span=node.span
+                )  # fmt: skip
+            elif isinstance(node, Load):
+                new = Load(node.source, parts, node.span)
+        replaced = change(new)
+        done[id(node)] = new if replaced is None else replaced
+    return done[id(expr)]
+
+
+def substitute(expr: "Expr", values: Mapping["Expr", "Expr"]) -> "Expr":
+    """`expr` with every occurrence of a key of `values` (a Var, Sym or any node) replaced, all at once."""
+    if not values:
+        return expr
+    return rewrite(expr, values.get)
+
+
+def loads(expr: "Expr") -> tuple[Load, ...]:
+    """Every distinct load in `expr`, inner ones first."""
+    return tuple(dict.fromkeys(node for node in walk(expr) if isinstance(node, Load)))
+
+
+def variables(expr: "Expr") -> frozenset[Var]:
+    """Every variable in `expr`."""
+    return frozenset(node for node in walk(expr) if isinstance(node, Var))
+
+
+def symbols(expr: "Expr") -> frozenset[Sym]:
+    """Every symbol in `expr`, those in variables' extents excluded."""
+    return frozenset(node for node in walk(expr) if isinstance(node, Sym))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Integer arithmetic: polynomials over atoms. An atom is any integer node that is not itself a sum or a product.
+
+Monomial = tuple["Expr", ...]  # atoms with repetition, sorted by their text; () is the constant term
+Poly = dict[Monomial, int]
+
+
+def polynomial(expr: "Expr") -> Poly:
+    """The canonical polynomial of an integer expression: monomial → coefficient, zero coefficients left out."""
+    if isinstance(expr, Const):
+        return {(): int(expr.value)} if expr.value else {}
+    if isinstance(expr, Op) and expr.name == "add":
+        return _plus(polynomial(expr.args[0]), polynomial(expr.args[1]))
+    if isinstance(expr, Op) and expr.name == "mul":
+        return _times(polynomial(expr.args[0]), polynomial(expr.args[1]))
+    return {(expr,): 1}
+
+
+def _plus(left: Poly, right: Poly, factor: int = 1) -> Poly:
+    total = dict(left)
+    for monomial, coefficient in right.items():
+        total[monomial] = total.get(monomial, 0) + factor * coefficient
+    return {monomial: coefficient for monomial, coefficient in total.items() if coefficient}
+
+
+def _times(left: Poly, right: Poly) -> Poly:
+    total: Poly = {}
+    for a, x in left.items():
+        for b, y in right.items():
+            monomial = tuple(sorted(a + b, key=str))
+            total[monomial] = total.get(monomial, 0) + x * y
+    return {monomial: coefficient for monomial, coefficient in total.items() if coefficient}
+
+
+def from_polynomial(poly: Poly, dtype: DType = DType.I64) -> "Expr":
+    """The expression of a polynomial: terms in a fixed order, `a % n + n * (a // n)` already joined to `a`."""
+    poly = _join_remainders(poly)
+    total: Expr | None = None
+    for monomial, coefficient in sorted(poly.items(), key=lambda term: (-len(term[0]), str(term[0]))):
+        term: Expr | None = None
+        for atom in monomial:
+            term = atom if term is None else Op("mul", (term, atom), dtype)
+        if term is None:
+            term = Const(coefficient, dtype)
+        elif coefficient != 1:
+            term = Op("mul", (term, Const(coefficient, dtype)), dtype)
+        total = term if total is None else Op("add", (total, term), dtype)
+    return Const(0, dtype) if total is None else total
+
+
+def _join_remainders(poly: Poly) -> Poly:
+    """Replace `c·m·(x % n) + c·m·n·(x // n)` by `c·m·x`, for any monomial m, until nothing changes."""
+    for monomial, coefficient in poly.items():
+        for atom in monomial:
+            if not (isinstance(atom, Op) and atom.name == "mod"):
+                continue
+            value, divisor = atom.args
+            rest = list(monomial)
+            rest.remove(atom)
+            scale: Poly = {tuple(rest): coefficient}
+            partner = _times(_times(scale, polynomial(divisor)), polynomial(floordiv(value, divisor)))
+            if partner and all(poly.get(term, 0) == amount for term, amount in partner.items()):
+                joined = _plus(_plus(poly, partner, -1), {monomial: coefficient}, -1)
+                return _join_remainders(_plus(joined, _times(scale, polynomial(value))))
+    return poly
+
+
+def _divide(poly: Poly, divisor: Poly) -> tuple[Poly, Poly]:
+    """Quotient and remainder, term by term, by a single-term divisor; by several terms only when one is a multiple."""
+    if poly == divisor:
+        return {(): 1}, {}
+    if len(divisor) != 1:
+        return {}, poly
+    ((unit, amount),) = divisor.items()
+    quotient: Poly = {}
+    remainder: Poly = {}
+    for monomial, coefficient in poly.items():
+        rest = list(monomial)
+        try:
+            for atom in unit:
+                rest.remove(atom)
+        except ValueError:
+            remainder[monomial] = coefficient
+            continue
+        whole, part = divmod(coefficient, amount)
+        if whole:
+            quotient[tuple(rest)] = whole
+        if part:
+            remainder[monomial] = part
+    return quotient, remainder
+
+
+def floordiv(value: "Expr", divisor: "Expr") -> "Expr":
+    """`value // divisor` for a positive divisor, with every multiple of it taken out."""
+    quotient, remainder = _divide(polynomial(value), polynomial(divisor))
+    rest = from_polynomial(remainder)
+    if _inside(rest, divisor):
+        return from_polynomial(quotient)
+    if isinstance(rest, Op) and rest.name == "floordiv":  # (x // a) // b = x // (a * b)
+        tail = floordiv(rest.args[0], from_polynomial(_times(polynomial(rest.args[1]), polynomial(divisor))))
+    else:
+        tail = Op("floordiv", (rest, divisor), DType.I64)
+    return from_polynomial(_plus(quotient, polynomial(tail)))
+
+
+def mod(value: "Expr", divisor: "Expr") -> "Expr":
+    """`value % divisor` for a positive divisor, with every multiple of it taken out."""
+    _, remainder = _divide(polynomial(value), polynomial(divisor))
+    rest = from_polynomial(remainder)
+    if _inside(rest, divisor):
+        return rest
+    if isinstance(rest, Op) and rest.name == "mod":  # (x % (a * n)) % n = x % n
+        if not _divide(polynomial(rest.args[1]), polynomial(divisor))[1]:
+            return mod(rest.args[0], divisor)
+    return Op("mod", (rest, divisor), DType.I64)
+
+
+def _inside(value: "Expr", extent: "Expr") -> bool:
+    return nonnegative(value) and nonnegative(extent - value - 1)
+
+
+def nonnegative(expr: "Expr") -> bool:
+    """True when `expr` (an integer) is proved at least 0 for all symbols ≥ 1 and all variables within their extents.
+
+    A False answer means "not proved". Facts about indices of an empty domain are vacuous, hence symbols ≥ 1.
+    """
+    poly = polynomial(expr)
+    for _ in range(16):  # each round replaces one kind of bounded atom by its bound; index nests are far shallower
+        bounded = next((atom for term in poly for atom in term if not isinstance(atom, Sym)), None)
+        if bounded is None:
+            return _all_nonnegative(poly)
+        low, high = _range(bounded)
+        new: Poly = {}
+        for monomial, coefficient in poly.items():
+            if bounded not in monomial:
+                new = _plus(new, {monomial: coefficient})
+                continue
+            bound = low if coefficient > 0 else high
+            if bound is None or monomial.count(bounded) > 1 or not _factors_nonnegative(monomial):
+                return False
+            rest = list(monomial)
+            rest.remove(bounded)
+            new = _plus(new, _times({tuple(rest): coefficient}, polynomial(bound)))
+        poly = new
+    return False
+
+
+def _factors_nonnegative(monomial: Monomial) -> bool:
+    return all(isinstance(atom, Sym) or _range(atom)[0] == Const(0, DType.I64) for atom in monomial)
+
+
+def _range(atom: "Expr") -> tuple["Expr | None", "Expr | None"]:
+    """Inclusive bounds of an atom, None where unknown."""
+    zero = Const(0, DType.I64)
+    if isinstance(atom, Var) and atom.extent is not None:
+        return zero, atom.extent - 1
+    if isinstance(atom, Op) and atom.name == "mod":
+        return zero, atom.args[1] - 1
+    if isinstance(atom, Op) and atom.name == "floordiv" and nonnegative(atom.args[0]):
+        high = _upper(atom.args[0])
+        return zero, None if high is None else floordiv(high, atom.args[1])
+    if isinstance(atom, Op) and atom.name in ("min", "max"):
+        sides = [arg for arg in atom.args if nonnegative(arg)]
+        low = zero if len(sides) == 2 or (sides and atom.name == "max") else None
+        return low, atom.args[0] if atom.name == "min" else None
+    return None, None
+
+
+def _upper(expr: "Expr") -> "Expr | None":
+    """An inclusive upper bound in symbols alone, or None."""
+    total: Poly = {}
+    for monomial, coefficient in polynomial(expr).items():
+        term: Poly = {(): coefficient}
+        for atom in monomial:
+            high = atom if isinstance(atom, Sym) else _range(atom)[1]
+            if high is None or (coefficient < 0 and not isinstance(atom, Sym)):
+                return None
+            term = _times(term, polynomial(high))
+        total = _plus(total, term)
+    result = from_polynomial(total)
+    return result if all(isinstance(atom, Sym) for term in total for atom in term) else _upper(result)
+
+
+def _all_nonnegative(poly: Poly) -> bool:
+    """Every coefficient at least 0 after putting 1 + t for each symbol."""
+    shifted: Poly = {}
+    for monomial, coefficient in poly.items():
+        term: Poly = {(): coefficient}
+        for atom in monomial:
+            term = _times(term, {(atom,): 1, (): 1})
+        shifted = _plus(shifted, term)
+    return all(coefficient >= 0 for coefficient in shifted.values())
+
+
+def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
+    """The canonical form of an integer operation, or None when the node stands as it is."""
+    dtype = args[-1].dtype
+    if name in ("add", "sub"):
+        poly = _plus(polynomial(args[0]), polynomial(args[1]), 1 if name == "add" else -1)
+        return from_polynomial(poly, dtype)
+    if name == "mul":
+        return from_polynomial(_times(polynomial(args[0]), polynomial(args[1])), dtype)
+    if name == "neg":
+        return from_polynomial(_times({(): -1}, polynomial(args[0])), dtype)
+    if dtype is DType.I64 and name in ("floordiv", "mod") and nonnegative(args[1] - 1):
+        return floordiv(*args) if name == "floordiv" else mod(*args)
+    if name in ("min", "max"):
+        left, right = args
+        if nonnegative(left - right):
+            return right if name == "min" else left
+        if nonnegative(right - left):
+            return left if name == "min" else right
+    return None

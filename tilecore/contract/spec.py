@@ -1,0 +1,221 @@
+"""What the fuser asks the compiler for: one frozen spec per region, in logical views and scalar programs.
+
+A region has *physical* inputs and outputs (`Tensor`, dense row-major, in the order of the fused node's inputs and
+outputs) and *logical* operands: a `View` says what element (b, h, q, d) is, as an expression over loads of physical
+inputs; a `Place` says where logical element (b, h, q, e) of a result goes. Transposes, reshapes, slices, broadcasts,
+GQA head maps, rotary embeddings and pre-scales are therefore all the same thing: an expression.
+
+Invariants (checked by `check`): every symbol of a spec appears as a whole dim of some input; views load only from
+`inputs`; every element of every output is written exactly once by its `Place`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Sym, Var, loads, symbols, variables
+
+
+class SpecError(ValueError):
+    """A spec that breaks an invariant of this module; the message names the tensor, axis or symbol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A physical input or output of a region: dense, row-major. `constant` inputs are known at optimise time."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Expr, ...]
+    constant: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A logical operand: its element at `axes` is `value`. Each axis is a `Var` with its extent."""
+
+    name: str
+    axes: tuple[Var, ...]
+    value: Expr
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the view."""
+        return self.value.dtype
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        """Extents of the axes."""
+        return tuple(extent_of(axis) for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a logical result goes: element `axes` is stored at `index` of `tensor`. The map is injective and onto."""
+
+    tensor: Tensor
+    axes: tuple[Var, ...]
+    index: tuple[Expr, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the physical output."""
+        return self.tensor.name
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the physical output."""
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        """Extents of the axes."""
+        return tuple(extent_of(axis) for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One output of a region: `value`, a scalar program over the place's axes and the region's placeholders."""
+
+    place: Place
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """O[b,h,q,e] = Σ_k softmax_k(score(Σ_d Q[b,h,q,d]·K[b,h,k,d])) · V[b,h,k,e].
+
+    `score` is over `score_axes` = (b, h, q, k) and the f32 placeholder `raw` (the plain dot product). −inf scores weigh
+    nothing; a row of −inf alone gives NaN, as softmax does, or 0 with `nan_guard` (a `Where(IsNaN(p), 0, p)`).
+    `sink`, over (b, h, q), is one more logit whose weight is dropped. `outputs` are over (b, h, q, e) and `acc`.
+    """
+
+    inputs: tuple[Tensor, ...]
+    q: View
+    k: View
+    v: View
+    raw: Var
+    score_axes: tuple[Var, Var, Var, Var]
+    score: Expr
+    acc: Var
+    outputs: tuple[Result, ...]
+    nan_guard: bool = False
+    sink: View | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContractionSpec:
+    """C[b,m,n] = Σ_k A[b,m,k] · B[b,k,n], then each of `outputs` over (b, m, n) and the f32 placeholder `acc`."""
+
+    inputs: tuple[Tensor, ...]
+    a: View
+    b: View
+    acc: Var
+    outputs: tuple[Result, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One value of a row program, named by `var`; later steps and results refer to it by that variable.
+
+    `kind` "tile" gives a value per (row, column); "sum", "max", "min" and "prod" reduce `value` over the columns and
+    give one per row (the neutral element where there are no columns).
+    """
+
+    var: Var
+    kind: str
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """A program over rows r and columns c: `steps` in order, then `outputs` over (r, c), or over (r,) alone."""
+
+    inputs: tuple[Tensor, ...]
+    row: Var
+    column: Var
+    steps: tuple[Step, ...]
+    outputs: tuple[Result, ...]
+
+
+Spec = AttentionSpec | ContractionSpec | RowSpec
+
+
+def extent_of(axis: Var) -> Expr:
+    """The extent of an index variable. SpecError when it has none."""
+    if axis.extent is None:
+        raise SpecError(f"axis {axis.name} has no extent: give its Var one")
+    return axis.extent
+
+
+def outputs_of(spec: Spec) -> tuple[Tensor, ...]:
+    """The physical outputs, in the order of the fused node's outputs."""
+    return tuple(result.place.tensor for result in spec.outputs)
+
+
+def views_of(spec: Spec) -> tuple[View, ...]:
+    """The logical operands of the spec's kernel."""
+    match spec:
+        case AttentionSpec():
+            return (spec.q, spec.k, spec.v) + ((spec.sink,) if spec.sink else ())
+        case ContractionSpec():
+            return (spec.a, spec.b)
+        case RowSpec():
+            return ()
+
+
+def _programs(spec: Spec) -> Iterator[tuple[str, Expr]]:
+    for view in views_of(spec):
+        yield f"view {view.name}", view.value
+    if isinstance(spec, AttentionSpec):
+        yield "score", spec.score
+    if isinstance(spec, RowSpec):
+        for step in spec.steps:
+            yield f"step {step.var.name}", step.value
+    for result in spec.outputs:
+        yield f"output {result.place.name}", result.value
+        for position, index in enumerate(result.place.index):
+            yield f"output {result.place.name} index {position}", index
+
+
+def check(spec: Spec) -> None:
+    """Raise SpecError unless the invariants of this module hold."""
+    bound = {dim for tensor in spec.inputs for dim in tensor.shape if isinstance(dim, Sym)}
+    names = [tensor.name for tensor in (*spec.inputs, *outputs_of(spec))]
+    if len(set(names)) != len(names):
+        raise SpecError(f"tensor names must be distinct, got {', '.join(names)}")
+    for tensor in (*spec.inputs, *outputs_of(spec)):
+        for position, dim in enumerate(tensor.shape):
+            _check_symbols(f"dim {position} of {tensor.name}", dim, bound)
+            if not isinstance(dim, Const) and variables(dim):
+                raise SpecError(f"dim {position} of {tensor.name} is {dim}: a dim has no index variables")
+    known = set(spec.inputs)
+    for what, program in _programs(spec):
+        _check_symbols(what, program, bound)
+        for axis in variables(program):
+            if axis.extent is not None:
+                _check_symbols(f"axis {axis.name} of {what}", axis.extent, bound)
+        for load in loads(program):
+            if load.source not in known:
+                raise SpecError(f"{what} loads {load.source.name}, which is not an input of the region")
+    for result in spec.outputs:
+        if len(result.place.index) != len(result.place.tensor.shape):
+            raise SpecError(f"output {result.place.name} has {len(result.place.tensor.shape)} axes")
+        if result.value.dtype is not result.place.dtype:
+            raise SpecError(f"output {result.place.name} is {result.place.dtype}; its program gives {result.value.dtype}")
+
+
+def _check_symbols(what: str, expr: Expr, bound: set[Sym]) -> None:
+    free = symbols(expr) - bound
+    if free:
+        names = ", ".join(sorted(symbol.name for symbol in free))
+        raise SpecError(f"{what} uses {names}, which no input of the region has as a whole dim")
+
+
+def tensor_view(tensor: Tensor, name: str = "") -> View:
+    """The tensor itself as a view: one axis per dim."""
+    axes = tuple(Var(f"{name or tensor.name}_{i}", extent=dim) for i, dim in enumerate(tensor.shape))
+    return View(name or tensor.name, axes, Load(tensor, axes))
