@@ -1,4 +1,4 @@
-"""The build hook: generates the protobuf stubs before setuptools collects the modules. All else is in pyproject.toml."""
+"""The build hook: generates the protobuf stubs before setuptools collects the modules."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from proto.generate import generate  # noqa: E402
 
 
 class BuildWithStubs(build_py):
-    """`build_py` that writes proto's stubs into the source tree first, so wheels and editable installs both have them."""
+    """`build_py` that first writes the stubs into the source tree, so wheels and editable installs both have them."""
 
     def run(self) -> None:
         """Generate, then build."""

@@ -1,8 +1,9 @@
-"""Generates the Python stubs: `open_inference.proto` in, `open_inference_pb2.py`, `.pyi` and `open_inference_pb2_grpc.py` out.
+"""Generates the Python stubs: `open_inference.proto` in, `open_inference_pb2` (with types) and `_pb2_grpc` out.
 
-Invariant: the generated messages live in a descriptor pool of their own. Every Open Inference client (tritonclient, the
-KServe SDK) registers messages of the same full names, `inference.ModelInferRequest` and so on, in protobuf's default pool,
-and that pool refuses a second file that defines them. With our own pool, all of them work side by side in one process.
+Invariant: the generated messages live in a descriptor pool of their own. Every Open Inference client
+(tritonclient, the KServe SDK) registers messages of the same full names, `inference.ModelInferRequest` and so on, in
+protobuf's default pool, and that pool refuses a second file that defines them. With our own pool, all of them work
+side by side in one process.
 """
 
 import sys

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class OptionsError(Exception):
-    """A `TILEFUSE_*` variable holds something that cannot be used; the message names the variable and what it expects."""
+    """A `TILEFUSE_*` variable holds something that cannot be used; the message says which and what it expects."""
 
 
 @dataclass(frozen=True, kw_only=True)
