@@ -1,0 +1,109 @@
+"""Opens a fused model in ONNX Runtime with its kernels.
+
+In: the path of `OUT.onnx`, whose library `OUT.so` lies beside it. Out: an ordinary `onnxruntime.InferenceSession`.
+The invariant: every kernel that the model names is in the library and runs on this processor. Plain ONNX Runtime would
+quietly inline the function body of a node without a kernel; `load` says so instead.
+"""
+
+import ctypes
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+DOMAIN = "tilefuse"
+PROVIDER = "TileFuseExecutionProvider"
+PROVIDER_MINIMUM = (1, 24)
+REGISTRATION_KEY = "tilefuse_registration"  # as in plugin_ep.c
+
+
+class LoadError(RuntimeError):
+    """The model cannot run with its kernels here; the message says why and what to do."""
+
+
+def load(path: str | Path, *, provider: bool = False, threads: int | None = None) -> ort.InferenceSession:
+    """Open the fused model at `path` with the library beside it.
+
+    Args:
+        path: `OUT.onnx`, as `tilefuse optimize` wrote it; `OUT.so` must lie in the same folder.
+        provider: run the kernels through the execution provider `TileFuseExecutionProvider` instead of as custom ops
+            of the CPU provider. Needs ONNX Runtime 1.24.
+        threads: threads of the session; by default ONNX Runtime's choice, one per core.
+
+    Raises:
+        FileNotFoundError: the model or its library is missing.
+        ValueError: `threads` is below 1.
+        LoadError: the library lacks a kernel of the model, this processor cannot run it, or ONNX Runtime is too old.
+    """
+    model = Path(path).resolve()
+    library = model.with_suffix(".so")
+    if not model.is_file():
+        raise FileNotFoundError(f"{model}: no such model")
+    if not library.is_file():
+        raise FileNotFoundError(
+            f"{library}: the library with the kernels of {model.name} is missing. Run `tilefuse optimize` again, or open "
+            f"the model with plain onnxruntime, which runs the function bodies (correct, but unfused)."
+        )
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}, expected at least 1")
+    _check_library(model, library)
+    options = ort.SessionOptions()
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if not provider:
+        options.register_custom_ops_library(str(library))
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    options.add_provider_for_devices([_provider_device(library)], {})
+    return ort.InferenceSession(model, options)
+
+
+def _check_library(model: Path, library: Path) -> None:
+    """Raise unless this processor runs the library and it has every kernel that the model names."""
+    loaded = ctypes.CDLL(str(library))
+    try:
+        variant, kernel_name = loaded.TileFuseVariant, loaded.TileFuseKernelName
+    except AttributeError as error:
+        raise LoadError(f"{library}: not a library of `tilefuse optimize`: {error}") from error
+    variant.restype = kernel_name.restype = ctypes.c_char_p
+    kernel_name.argtypes = [ctypes.c_int32]
+    wanted = {f.name for f in onnx.load(str(model), load_external_data=False).functions if f.domain == DOMAIN}
+    if wanted and variant() is None:
+        raise LoadError(
+            f"{library}: this processor lacks the instructions that the library was built for. Run `tilefuse optimize` on "
+            f"this machine, or open {model.name} with plain onnxruntime, which runs the function bodies."
+        )
+    offered: set[str] = set()
+    while (name := kernel_name(len(offered))) is not None:
+        offered.add(name.decode())
+    if missing := sorted(wanted - offered):
+        raise LoadError(
+            f"{library}: has no kernel {', '.join(missing)}, which {model.name} names: the two were not written "
+            f"together. Run `tilefuse optimize` again."
+        )
+
+
+def _provider_device(library: Path) -> ort.OrtEpDevice:
+    """Return the library's CPU device, registering the library first unless this process has done so already."""
+    version = tuple(int(part) for part in ort.__version__.split(".")[:2])
+    if version < PROVIDER_MINIMUM:
+        raise LoadError(
+            f"provider=True needs onnxruntime {'.'.join(map(str, PROVIDER_MINIMUM))} or newer, found {ort.__version__}. "
+            f"Without it the same kernels run as custom ops."
+        )
+    # A library that was written again is another library, though its path is the same.
+    stat = library.stat()
+    registration = f"tilefuse:{library}:{stat.st_ino}:{stat.st_mtime_ns}"
+    device = _find_device(registration)
+    if device is None:
+        ort.register_execution_provider_library(registration, str(library))
+        device = _find_device(registration)
+    if device is None:
+        raise LoadError(f"{library}: onnxruntime {ort.__version__} offers no CPU device for {PROVIDER}")
+    return device
+
+
+def _find_device(registration: str) -> ort.OrtEpDevice | None:
+    for device in ort.get_ep_devices():
+        if device.ep_name == PROVIDER and device.ep_metadata.get(REGISTRATION_KEY) == registration:
+            return device
+    return None
