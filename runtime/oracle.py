@@ -1,0 +1,215 @@
+"""Evaluates an ONNX model in double precision, to tell rounding from wrong results.
+
+In: a model (weights may stay in external files), its folder, inputs. Out: every requested value in float64 with the
+non-finite values that the model's own precision gives, and the longest reduction that was met. The meaning of the
+operators is onnx.reference's; nodes run one at a time, so only the weights of one node are widened at once.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, inliner, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+Array = npt.NDArray[Any]
+
+FLOATS = {
+    TensorProto.FLOAT: np.dtype(np.float32),
+    TensorProto.FLOAT16: np.dtype(np.float16),
+    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    TensorProto.DOUBLE: np.dtype(np.float64),
+}
+
+
+class OracleError(Exception):
+    """The model cannot be evaluated in double precision; the message names the node and why."""
+
+
+class Erf(OpRun):
+    """Erf in double precision; onnx.reference rounds it to float32."""
+
+    op_domain = ""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        flat = [math.erf(value) for value in x.ravel().tolist()]
+        return (np.array(flat, dtype=x.dtype).reshape(x.shape),)
+
+
+class GatherElements(OpRun):
+    """GatherElements whose indices may be smaller than the data on the other axes; onnx.reference refuses these."""
+
+    op_domain = ""
+
+    def _run(self, data: Array, indices: Array, axis: int = 0) -> tuple[Array]:
+        axis %= data.ndim
+        window = tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(indices.shape))
+        return (np.take_along_axis(data[window], indices, axis),)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Values by name, floats widened to float64, and the longest sum of products or row reduction on the way."""
+
+    values: Mapping[str, Array]
+    longest: int
+
+
+def evaluate(model: onnx.ModelProto, folder: Path, feeds: Mapping[str, Array], names: Sequence[str]) -> Evaluation:
+    """The values `names` of `model` for `feeds`; external weights are read from `folder` when used.
+
+    Raises OracleError for operators that onnx.reference does not know or cannot run.
+    """
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    graph = model.graph
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    known: dict[str, Array] = {}
+    precision: dict[str, np.dtype[Any]] = {}
+    for name, value in feeds.items():
+        known[name], precision[name] = _widen(value), value.dtype
+    nested = any(_subgraphs(node) for node in graph.node)
+    last_use = {} if nested else {name: i for i, node in enumerate(graph.node) for name in node.input}
+    longest = 1
+    for i, node in enumerate(graph.node):
+        for name in weights.keys() & ({*node.input} | _captured(node)) - known.keys():
+            value = numpy_helper.to_array(weights[name], str(folder))
+            known[name], precision[name] = _widen(value), value.dtype
+        results = _run_node(node, opsets, known)
+        kind = _precision(node, precision)
+        for name, value in results.items():
+            known[name] = _overflow(_widen(value), kind)
+            precision[name] = kind
+        longest = max(longest, _reduction_length(node, known))
+        for name in node.input:
+            if last_use.get(name) == i and name not in names:
+                known.pop(name, None)
+    for name in names:
+        if name not in known and name in weights:
+            known[name] = _widen(numpy_helper.to_array(weights[name], str(folder)))
+    return Evaluation({name: known[name] for name in names}, longest)
+
+
+def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[str, Array]) -> dict[str, Array]:
+    """The node's outputs in double precision."""
+    wide = _widen_node(node)
+    missing = [name for name in node.input if name and name not in known]
+    if missing:
+        raise OracleError(f"node {node.name!r} ({node.op_type}) reads {missing[0]!r}, which nothing computes")
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(known[name].dtype), known[name].shape)
+        for name in dict.fromkeys(node.input)
+        if name
+    ]
+    names = [name for name in node.output if name]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in names]
+    graph = helper.make_graph([wide], "node", inputs, outputs)
+    scope = {name: known[name] for name in {*node.input, *_captured(node)} if name in known}
+    try:
+        with np.errstate(all="ignore"):
+            evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=[Erf, GatherElements])
+            values: Any = evaluator.run(names, scope)
+    except Exception as error:  # noqa: BLE001 - onnx.reference raises whatever numpy does
+        raise OracleError(f"node {node.name!r} ({node.op_type}) cannot be evaluated: {error}") from error
+    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+
+
+def _widen(value: Array) -> Array:
+    return value.astype(np.float64) if value.dtype in FLOATS.values() else value
+
+
+def _overflow(value: Array, kind: np.dtype[Any]) -> Array:
+    """Infinity where the value does not fit the precision that the model computes it in."""
+    if value.dtype != np.float64 or kind not in FLOATS.values() or kind == np.float64:
+        return value
+    info = ml_dtypes.finfo(kind)
+    limit = float(info.max) * (1 + float(info.eps) / 4)
+    return np.where(np.abs(value) > limit, np.copysign(np.inf, value), value)
+
+
+def _precision(node: onnx.NodeProto, precision: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
+    """The float type that the model itself computes the node's outputs in."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    for name in ("to", "dtype", "output_dtype"):
+        if name in attributes:
+            return FLOATS.get(attributes[name].i, np.dtype(np.float64))
+    if "value" in attributes:
+        return FLOATS.get(attributes["value"].t.data_type, np.dtype(np.float64))
+    if node.op_type == "CastLike":
+        return precision.get(node.input[1], np.dtype(np.float32))
+    kinds = (precision[name] for name in node.input if precision.get(name) in FLOATS.values())
+    return next(kinds, np.dtype(np.float32))
+
+
+def _widen_node(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The node with casts and constants of narrower floats made double, in its subgraphs too."""
+    wide = onnx.NodeProto()
+    wide.CopyFrom(node)
+    for attribute in wide.attribute:
+        if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in FLOATS:
+            attribute.i = TensorProto.DOUBLE
+        if attribute.HasField("t") and attribute.t.data_type in FLOATS:
+            attribute.t.CopyFrom(numpy_helper.from_array(_widen(numpy_helper.to_array(attribute.t))))
+        for graph in _graphs(attribute):
+            _widen_graph(graph)
+    return wide
+
+
+def _widen_graph(graph: onnx.GraphProto) -> None:
+    nodes = [_widen_node(node) for node in graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for tensor in graph.initializer:
+        if tensor.data_type in FLOATS:
+            tensor.CopyFrom(numpy_helper.from_array(_widen(numpy_helper.to_array(tensor)), tensor.name))
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.tensor_type.elem_type in FLOATS:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+
+
+def _graphs(attribute: onnx.AttributeProto) -> Iterable[onnx.GraphProto]:
+    return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
+
+
+def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [graph for attribute in node.attribute for graph in _graphs(attribute)]
+
+
+def _captured(node: onnx.NodeProto) -> set[str]:
+    """Every name that the node's subgraphs read, their own values included."""
+    names: set[str] = set()
+    for graph in _subgraphs(node):
+        names.update(value.name for value in graph.output)
+        for inner in graph.node:
+            names.update(inner.input)
+            names |= _captured(inner)
+    return names
+
+
+def _reduction_length(node: onnx.NodeProto, known: Mapping[str, Array]) -> int:
+    """How many terms one output element of the node sums."""
+    shapes = [known[name].shape for name in node.input if name in known]
+    if not shapes or not shapes[0]:
+        return 1
+    match node.op_type:
+        case "MatMul" | "MatMulInteger" | "Softmax" | "LogSoftmax" | "LayerNormalization" | "RMSNormalization":
+            return shapes[0][-1]
+        case "Gemm":
+            turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+            return shapes[0][0] if turned else shapes[0][-1]
+        case "Conv" | "ConvTranspose":
+            return math.prod(shapes[1][1:])
+        case "Einsum" | "Attention":
+            return max(size for shape in shapes for size in shape)
+        case name if name.startswith("Reduce") or name in ("GlobalAveragePool", "CumSum", "InstanceNormalization"):
+            output = known[node.output[0]]
+            return max(1, math.prod(shapes[0]) // max(1, output.size)) if name != "CumSum" else max(shapes[0])
+    return 1
