@@ -432,6 +432,8 @@ def floordiv(value: "Expr", divisor: "Expr") -> "Expr":
     rest = from_polynomial(remainder)
     if _inside(rest, divisor):
         return from_polynomial(quotient)
+    if _inside(rest + divisor, divisor):
+        return from_polynomial(quotient) - 1
     if isinstance(rest, Op) and rest.name == "floordiv":  # (x // a) // b = x // (a * b)
         tail = floordiv(rest.args[0], from_polynomial(_times(polynomial(rest.args[1]), polynomial(divisor))))
     else:
@@ -445,6 +447,8 @@ def mod(value: "Expr", divisor: "Expr") -> "Expr":
     rest = from_polynomial(remainder)
     if _inside(rest, divisor):
         return rest
+    if _inside(rest + divisor, divisor):
+        return rest + divisor
     if isinstance(rest, Op) and rest.name == "mod":  # (x % (a * n)) % n = x % n
         if not _divide(polynomial(rest.args[1]), polynomial(divisor))[1]:
             return mod(rest.args[0], divisor)
@@ -460,46 +464,67 @@ def nonnegative(expr: "Expr") -> bool:
 
     A False answer means "not proved". Facts about indices of an empty domain are vacuous, hence symbols ≥ 1.
     """
-    poly = polynomial(expr)
-    for _ in range(16):  # each round replaces one kind of bounded atom by its bound; index nests are far shallower
-        bounded = next((atom for term in poly for atom in term if not isinstance(atom, Sym)), None)
-        if bounded is None:
-            return _all_nonnegative(poly)
-        low, high = _range(bounded)
-        new: Poly = {}
-        for monomial, coefficient in poly.items():
-            if bounded not in monomial:
-                new = _plus(new, {monomial: coefficient})
-                continue
-            bound = low if coefficient > 0 else high
-            if bound is None or monomial.count(bounded) > 1 or not _factors_nonnegative(monomial):
-                return False
-            rest = list(monomial)
-            rest.remove(bounded)
-            new = _plus(new, _times({tuple(rest): coefficient}, polynomial(bound)))
-        poly = new
+    return _nonnegative(polynomial(expr), 12)
+
+
+def _nonnegative(poly: Poly, depth: int) -> bool:
+    """Replace one bounded atom after another by its bounds, trying each bound that the atom has."""
+    if _all_nonnegative(poly):
+        return True
+    bounded = next((atom for term in poly for atom in term if not isinstance(atom, Sym)), None)
+    if bounded is None or depth == 0:
+        return False
+    lows, highs = _range(bounded)
+    wants_low = any(amount > 0 for term, amount in poly.items() if bounded in term)
+    wants_high = any(amount < 0 for term, amount in poly.items() if bounded in term)
+    for low in lows if wants_low else (None,):
+        for high in (*highs, None) if wants_high else (None,):
+            replaced = _bounded_below(poly, bounded, low, high)
+            if replaced is not None and _nonnegative(replaced, depth - 1):
+                return True
     return False
 
 
+def _bounded_below(poly: Poly, atom: "Expr", low: "Expr | None", high: "Expr | None") -> Poly | None:
+    """A polynomial that is nowhere above `poly`, without `atom`; None when its other factors may be negative."""
+    new: Poly = {}
+    for monomial, coefficient in poly.items():
+        if atom not in monomial:
+            new = _plus(new, {monomial: coefficient})
+            continue
+        bound = low if coefficient > 0 else high
+        rest = list(monomial)
+        rest.remove(atom)
+        if high is None and coefficient < 0 and isinstance(atom, Op) and atom.name == "floordiv":
+            quotient, remainder = _divide({tuple(rest): coefficient}, polynomial(atom.args[1]))
+            if not remainder and _factors_nonnegative(tuple(rest)):  # n * (x // n) is at most x
+                new = _plus(new, _times(quotient, polynomial(atom.args[0])))
+                continue
+        if bound is None or atom in rest or not _factors_nonnegative(tuple(rest)):
+            return None
+        new = _plus(new, _times({tuple(rest): coefficient}, polynomial(bound)))
+    return new
+
+
 def _factors_nonnegative(monomial: Monomial) -> bool:
-    return all(isinstance(atom, Sym) or _range(atom)[0] == Const(0, DType.I64) for atom in monomial)
+    return all(isinstance(atom, Sym) or Const(0, DType.I64) in _range(atom)[0] for atom in monomial)
 
 
-def _range(atom: "Expr") -> tuple["Expr | None", "Expr | None"]:
-    """Inclusive bounds of an atom, None where unknown."""
+def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
+    """Inclusive lower and upper bounds of an atom: any number of each, all of them true."""
     zero = Const(0, DType.I64)
     if isinstance(atom, Var) and atom.extent is not None:
-        return zero, atom.extent - 1
-    if isinstance(atom, Op) and atom.name == "mod":
-        return zero, atom.args[1] - 1
+        return (zero,), (atom.extent - 1,)
+    if isinstance(atom, Op) and atom.name == "mod" and nonnegative(atom.args[1] - 1):
+        return (zero,), (atom.args[1] - 1,) + ((atom.args[0],) if nonnegative(atom.args[0]) else ())
     if isinstance(atom, Op) and atom.name == "floordiv" and nonnegative(atom.args[0]):
         high = _upper(atom.args[0])
-        return zero, None if high is None else floordiv(high, atom.args[1])
-    if isinstance(atom, Op) and atom.name in ("min", "max"):
-        sides = [arg for arg in atom.args if nonnegative(arg)]
-        low = zero if len(sides) == 2 or (sides and atom.name == "max") else None
-        return low, atom.args[0] if atom.name == "min" else None
-    return None, None
+        return (zero,), () if high is None else (floordiv(high, atom.args[1]),)
+    if isinstance(atom, Op) and atom.name == "min":
+        return (zero,) if all(nonnegative(arg) for arg in atom.args) else (), atom.args
+    if isinstance(atom, Op) and atom.name == "max":
+        return atom.args, ()
+    return (), ()
 
 
 def _upper(expr: "Expr") -> "Expr | None":
@@ -508,9 +533,10 @@ def _upper(expr: "Expr") -> "Expr | None":
     for monomial, coefficient in polynomial(expr).items():
         term: Poly = {(): coefficient}
         for atom in monomial:
-            high = atom if isinstance(atom, Sym) else _range(atom)[1]
-            if high is None or (coefficient < 0 and not isinstance(atom, Sym)):
+            highs = (atom,) if isinstance(atom, Sym) else _range(atom)[1]
+            if not highs or (coefficient < 0 and not isinstance(atom, Sym)):
                 return None
+            high = highs[0]
             term = _times(term, polynomial(high))
         total = _plus(total, term)
     result = from_polynomial(total)
