@@ -1,0 +1,1 @@
+"""The gRPC server: a repository of models answers the Open Inference Protocol."""
