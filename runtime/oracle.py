@@ -21,7 +21,7 @@ from onnx.reference.op_run import OpRun
 
 Array = npt.NDArray[Any]
 
-FLOATS = {
+FLOATS: dict[int, np.dtype[Any]] = {
     TensorProto.FLOAT: np.dtype(np.float32),
     TensorProto.FLOAT16: np.dtype(np.float16),
     TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
@@ -117,7 +117,7 @@ def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[st
         with np.errstate(all="ignore"):
             evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=[Erf, GatherElements])
             values: Any = evaluator.run(names, scope)
-    except Exception as error:  # noqa: BLE001 - onnx.reference raises whatever numpy does
+    except Exception as error:
         raise OracleError(f"node {node.name!r} ({node.op_type}) cannot be evaluated: {error}") from error
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
 
@@ -212,4 +212,5 @@ def _reduction_length(node: onnx.NodeProto, known: Mapping[str, Array]) -> int:
         case name if name.startswith("Reduce") or name in ("GlobalAveragePool", "CumSum", "InstanceNormalization"):
             output = known[node.output[0]]
             return max(1, math.prod(shapes[0]) // max(1, output.size)) if name != "CumSum" else max(shapes[0])
-    return 1
+        case _:
+            return 1

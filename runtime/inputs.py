@@ -1,0 +1,361 @@
+"""Inputs for any ONNX model: drawn at random to suit how the model uses them, or read from a .npz file.
+
+In: a model (weights need not be loaded). Out: arrays by input name, of the declared dtypes and dims.
+Invariant: the same model, sizes and seed give the same arrays.
+"""
+
+import ast
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, inliner, numpy_helper
+
+Array = npt.NDArray[Any]
+Dim = int | str
+Role = Literal["mask", "additive mask", "positions", "ids", "flag", "values"]
+
+SMALL_SIZES = ((3, (17, 7, 11, 13, 19, 23)), (2, (9, 5, 7, 3, 11, 13)), (2, (803, 401, 411, 421)))
+LARGE_SIZES = ((1, (131, 37, 29, 41)), (1, (67, 21, 15, 23)), (1, (13, 9, 15, 21)), (1, (1605, 501, 511, 521)))
+LARGEST_FIXED_SIZE = 4096
+MOST_FIXED_CHOICES = 144
+DEFAULT_ID_LIMIT = 4  # for integers that index no table we can see: small enough for any use as an id or a count
+MASKED = -10000.0  # an additive mask's value at a hidden key: finite in every float type
+PASSES_VALUES = frozenset(
+    ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Transpose", "Slice", "Expand", "Flatten", "Concat", "Tile")
+)
+READS_MASK = frozenset(("Cast", "Sub", "Where", "Equal", "Not", "And", "Or", "Greater", "Less", "ReduceSum", "CumSum"))
+KEEPS_TABLE = frozenset(("Identity", "Cast", "DequantizeLinear"))
+
+
+class InputError(Exception):
+    """Inputs that do not suit the model; the message says what was found and what was expected."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One graph input. `dims` has numbers and symbols; a nameless dim is called after its place."""
+
+    name: str
+    dtype: np.dtype[Any]
+    dims: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class SizeChoices:
+    """Sizes of a model's symbols in the order to try them: some below one tile, some above, and the traced ones."""
+
+    small: tuple[dict[str, int], ...]
+    large: tuple[dict[str, int], ...]
+    fixed: tuple[dict[str, int], ...]
+
+
+def read(model: onnx.ModelProto) -> tuple[Input, ...]:
+    """The inputs that a caller must give: graph inputs without an initializer. Raises InputError on non-tensors."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs: list[Input] = []
+    for value in model.graph.input:
+        if value.name in constants:
+            continue
+        if not value.type.HasField("tensor_type"):
+            kind = value.type.WhichOneof("value")
+            raise InputError(f"input {value.name!r} is a {kind}, only tensors can be made; give them with --inputs")
+        tensor = value.type.tensor_type
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        dims = tuple(
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}[{axis}]"
+            for axis, dim in enumerate(tensor.shape.dim)
+        )
+        inputs.append(Input(value.name, dtype, dims))
+    return tuple(inputs)
+
+
+def symbols(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The symbols that sizes must be given for, in order of appearance; "past + seq" counts as past and seq."""
+    names = (name for entry in read(model) for dim in entry.dims if isinstance(dim, str) for name in _terms(dim))
+    return tuple(dict.fromkeys(names))
+
+
+def size_choices(model: onnx.ModelProto) -> SizeChoices:
+    """Sizes to try for the model's symbols; without symbols the only choice is no size.
+
+    Sizes are odd where they can be, and differ between symbols. Then come equal sizes for all but the batch, for models
+    that name one dim twice.
+    """
+    names = symbols(model)
+    if not names:
+        return SizeChoices(({},), (), ())
+    entries = read(model)
+    batches = {name for name in names if _is_batch(name, entries)}
+    others = [name for name in names if name not in batches]
+
+    def choices(rungs: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[dict[str, int], ...]:
+        distinct = [_distinct(names, batches, others, batch, sizes) for batch, sizes in rungs]
+        equal = [{name: batch if name in batches else sizes[0] for name in names} for batch, sizes in rungs]
+        return tuple(distinct + [choice for choice in equal if choice not in distinct])
+
+    return SizeChoices(choices(SMALL_SIZES), choices(LARGE_SIZES), _fixed_choices(model, names, batches))
+
+
+def _fixed_choices(model: onnx.ModelProto, names: Sequence[str], batches: set[str]) -> tuple[dict[str, int], ...]:
+    """Sizes that the graph's own constants mention, for models whose symbols only fit the size they were traced at."""
+    tensors = [*model.graph.initializer]
+    tensors += [
+        a.t for node in model.graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")
+    ]
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        sizes = list(tensor.dims)
+        if (
+            tensor.data_type == onnx.TensorProto.INT64
+            and len(sizes) == 1
+            and sizes[0] <= 8
+            and not tensor.external_data
+        ):
+            sizes = numpy_helper.to_array(tensor).tolist()
+        for size in sizes:
+            if 1 < size <= LARGEST_FIXED_SIZE:
+                found[size] = found.get(size, 0) + 1
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if 1 < dim.dim_value <= LARGEST_FIXED_SIZE:
+                found[dim.dim_value] = found.get(dim.dim_value, 0) + 1
+    common = sorted(found)[:12]
+    groups = [("batch", common)] * bool(batches) + [("other", common)] * (len(batches) < len(names))
+    combinations = itertools.product(*(sizes for _, sizes in groups))
+    chosen = ({name: sizes[0] if name in batches else sizes[-1] for name in names} for sizes in combinations)
+    return tuple(itertools.islice(chosen, MOST_FIXED_CHOICES))
+
+
+def generate(
+    model: onnx.ModelProto, *, sizes: Mapping[str, int], seed: int, scale: float = 1.0, masks: bool = True
+) -> dict[str, Array]:
+    """Random inputs at the given sizes.
+
+    Float values are normal with standard deviation `scale`; ids stay inside the smallest table they index; masks have
+    a hole, right padding and (with three or more rows) a row that hides everything, or are all ones if not `masks`.
+    Raises InputError when a size is missing or a dtype cannot be made.
+    """
+    random = np.random.default_rng(seed)
+    uses = _Uses.of((inliner.inline_local_functions(model) if model.functions else model).graph)
+    feeds: dict[str, Array] = {}
+    for entry in read(model):
+        shape = tuple(_size(dim, sizes, entry.name) for dim in entry.dims)
+        role = _role(entry, uses)
+        if role in ("mask", "additive mask"):
+            visible = _mask(shape) if masks else np.ones(shape, bool)
+            value = np.where(visible, 0.0, MASKED) if role == "additive mask" else visible
+        elif role == "positions":
+            value = np.broadcast_to(np.arange(shape[-1]) if shape else np.zeros((), int), shape)
+        elif role == "ids":
+            value = random.integers(0, uses.table_rows(entry.name) or DEFAULT_ID_LIMIT, shape)
+        elif role == "flag":
+            value = random.integers(0, 2, shape)
+        else:
+            value = random.standard_normal(shape) * scale
+        feeds[entry.name] = np.ascontiguousarray(value.astype(entry.dtype)).reshape(shape)
+    return feeds
+
+
+def load(path: Path, model: onnx.ModelProto) -> dict[str, Array]:
+    """Inputs from a .npz file, checked against the model. Raises InputError on names, dtypes, ranks or fixed dims."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            found: dict[str, Array] = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not a readable .npz file: {error}") from error
+    return check(found, model)
+
+
+def check(feeds: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array]:
+    """The same inputs if they suit the model, else InputError."""
+    entries = {entry.name: entry for entry in read(model)}
+    missing = [name for name in entries if name not in feeds]
+    unknown = [name for name in feeds if name not in entries]
+    if missing or unknown:
+        wanted = ", ".join(f"{entry.name} {entry.dtype}{list(entry.dims)}" for entry in entries.values())
+        parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
+        raise InputError(f"inputs do not match the model: {'; '.join(parts)}; expected {wanted}")
+    for name, entry in entries.items():
+        value = feeds[name]
+        if value.dtype != entry.dtype:
+            raise InputError(f"input {name!r} has dtype {value.dtype}, expected {entry.dtype}")
+        fits = len(value.shape) == len(entry.dims) and all(
+            isinstance(dim, str) or dim == size for dim, size in zip(entry.dims, value.shape, strict=True)
+        )
+        if not fits:
+            raise InputError(f"input {name!r} has shape {list(value.shape)}, expected {list(entry.dims)}")
+    return dict(feeds)
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def _terms(dim: str) -> tuple[str, ...]:
+    """Symbols of a dim such as "past + seq"; a name that is no arithmetic is one symbol."""
+    tree = _parse(dim)
+    if tree is None:
+        return (dim,)
+    return tuple(dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
+
+
+def _parse(dim: str) -> ast.expr | None:
+    try:
+        tree = ast.parse(dim, mode="eval").body
+    except SyntaxError:
+        return None
+    allowed = (ast.BinOp, ast.Name, ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Load)
+    return tree if all(isinstance(node, allowed) for node in ast.walk(tree)) else None
+
+
+def _size(dim: Dim, sizes: Mapping[str, int], name: str) -> int:
+    if isinstance(dim, int):
+        return dim
+    missing = [term for term in _terms(dim) if term not in sizes]
+    if missing:
+        raise InputError(f"input {name!r} needs a size for {missing[0]!r}; given: {', '.join(sizes) or 'none'}")
+    tree = _parse(dim)
+    return sizes[dim] if tree is None else _evaluate(tree, sizes)
+
+
+def _evaluate(tree: ast.expr, sizes: Mapping[str, int]) -> int:
+    match tree:
+        case ast.Name(id=name):
+            return sizes[name]
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.BinOp(left=left, op=operator, right=right):
+            a, b = _evaluate(left, sizes), _evaluate(right, sizes)
+            match operator:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case _:
+                    return a // b
+        case _:
+            raise InputError(f"cannot evaluate the dim {ast.unparse(tree)!r}")
+
+
+def _is_batch(name: str, entries: Sequence[Input]) -> bool:
+    if "batch" in name.lower() or name in ("B", "N", "b", "n"):
+        return True
+    axes = {axis for entry in entries for axis, dim in enumerate(entry.dims) if isinstance(dim, str) and name in dim}
+    return axes == {0}
+
+
+def _distinct(
+    names: Sequence[str], batches: set[str], others: Sequence[str], batch: int, sizes: Sequence[int]
+) -> dict[str, int]:
+    """One size for every symbol; a total length is past and present together."""
+    supply = itertools.chain(sizes, itertools.count(sizes[-1] + 2, 2))
+    chosen = {name: batch if name in batches else 0 for name in names}
+    pasts = [name for name in others if "past" in name.lower() and "total" not in name.lower()]
+    totals = [name for name in others if "total" in name.lower()]
+    presents = [name for name in others if name not in pasts and name not in totals]
+    for name in (*presents, *pasts):
+        chosen[name] = next(supply)
+    for name in totals:
+        chosen[name] = chosen[pasts[0]] + chosen[presents[0]] if pasts and presents else next(supply)
+    return chosen
+
+
+# --- use -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Uses:
+    """Who reads and who makes each value of a graph, and the dims of its weights."""
+
+    readers: Mapping[str, Sequence[onnx.NodeProto]]
+    makers: Mapping[str, onnx.NodeProto]
+    weights: Mapping[str, tuple[int, ...]]
+
+    @staticmethod
+    def of(graph: onnx.GraphProto) -> "_Uses":
+        readers: dict[str, list[onnx.NodeProto]] = {}
+        makers: dict[str, onnx.NodeProto] = {}
+        for node in graph.node:
+            for name in node.input:
+                readers.setdefault(name, []).append(node)
+            for name in node.output:
+                makers[name] = node
+        return _Uses(readers, makers, {tensor.name: tuple(tensor.dims) for tensor in graph.initializer})
+
+    def reached(self, name: str) -> Iterable[tuple[str, onnx.NodeProto]]:
+        """Nodes that read the input's values, through operators that only move them, with the name they read."""
+        queue, seen = [name], {name}
+        while queue:
+            current = queue.pop()
+            for node in self.readers.get(current, ()):
+                yield current, node
+                if node.op_type in PASSES_VALUES:
+                    queue.extend(output for output in node.output if output not in seen)
+                    seen.update(node.output)
+
+    def table_rows(self, name: str) -> int | None:
+        """Rows of the smallest known table that the input indexes."""
+        rows: list[int] = []
+        for value, node in self.reached(name):
+            if node.op_type == "Gather" and node.input[1] == value:
+                dims = self._table(node.input[0])
+                axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+                rows += [dims[axis]] if dims else []
+        return min(rows, default=None)
+
+    def _table(self, name: str) -> tuple[int, ...] | None:
+        while name not in self.weights and name in self.makers and self.makers[name].op_type in KEEPS_TABLE:
+            name = self.makers[name].input[0]
+        if name in self.weights:
+            return self.weights[name]
+        maker = self.makers.get(name)
+        if maker is not None and maker.op_type == "Constant" and maker.attribute[0].HasField("t"):
+            return tuple(maker.attribute[0].t.dims)
+        return None
+
+    def operators(self, name: str) -> set[str]:
+        """Types of the operators that the input's values reach."""
+        return {node.op_type for _, node in self.reached(name)}
+
+
+def _role(entry: Input, uses: _Uses) -> Role:
+    name = entry.name.lower()
+    integer = np.issubdtype(entry.dtype, np.integer)
+    if entry.dtype == np.bool_:
+        return "mask" if "mask" in name or len(entry.dims) > 1 else "flag"
+    if entry.dtype.kind in "OUS":
+        raise InputError(f"input {entry.name!r} holds strings, which cannot be made up; give it with --inputs")
+    if "mask" in name:
+        added = not integer and "Add" in uses.operators(entry.name) and "Sub" not in uses.operators(entry.name)
+        return "additive mask" if added else "mask"
+    if not integer:
+        return "values"
+    if "position" in name:
+        return "positions"
+    indexed = uses.table_rows(entry.name) is not None
+    if not indexed and len(entry.dims) > 1 and uses.operators(entry.name) & READS_MASK:
+        return "mask"
+    return "ids"
+
+
+def _mask(shape: tuple[int, ...]) -> Array:
+    """True where visible: the first row has a hole, the last one padding at its end, one row hides everything."""
+    visible = np.ones(shape, bool)
+    if not shape or shape[-1] < 4:
+        return visible
+    keys = shape[-1]
+    rows = visible.reshape(-1, keys) if len(shape) < 3 else visible.reshape(shape[0], -1, keys)
+    rows[0, ..., 1] = False
+    rows[-1, ..., keys - keys // 3 :] = False
+    if len(shape) > 2 and shape[-2] > 2:
+        visible[..., 1, :] = False
+    elif rows.shape[0] > 2:
+        rows[1] = False
+    return visible

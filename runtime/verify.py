@@ -1,0 +1,280 @@
+"""Checks that a fused model computes what the original does, and names the region that does not.
+
+In: the two model files (the fused one with its library beside it) and inputs, given or generated. Out: a `Verdict`.
+The original runs without any of ONNX Runtime's optimisations, because these miscompile some graphs. Inputs are tried
+at two sizes of every symbolic dim, with masks that have holes and hide whole rows, and scaled up.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+from onnx import helper, numpy_helper
+
+from runtime import inputs as model_inputs
+from runtime.compare import OutputError, compare
+from runtime.oracle import OracleError, evaluate
+from runtime.session import DOMAIN, load
+
+Array = npt.NDArray[Any]
+
+LARGE_SCALE = 30.0  # of the scaled-up inputs: large against 1, far from the overflow of float16 after a projection
+QUIET = 4  # ONNX Runtime's log level "fatal": sizes that do not fit are expected here, and reported by us
+
+
+class VerifyError(Exception):
+    """The models could not be compared at all; the message says why."""
+
+
+@dataclass(frozen=True)
+class RegionError:
+    """A fused node whose kernel disagrees with its function body on the same inputs."""
+
+    node: str
+    op: str
+    outputs: tuple[OutputError, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Keys `node`, `op` and `outputs`."""
+        return {"node": self.node, "op": self.op, "outputs": [output.to_json() for output in self.outputs]}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome: `outputs` holds the worst case of each output, `cases` says what was run.
+
+    `mismatch` describes the first wrong output, `regions` the fused nodes found wrong when there is one. `unmeasured`
+    says why the original's own rounding error is not known (a fixed allowance was used then), else it is None.
+    """
+
+    ok: bool
+    outputs: tuple[OutputError, ...]
+    cases: tuple[str, ...]
+    mismatch: str | None = None
+    regions: tuple[RegionError, ...] = ()
+    unmeasured: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Keys `ok`, `outputs` (see `OutputError`), `cases`, `mismatch`, `regions` and `unmeasured`."""
+        return {
+            "ok": self.ok,
+            "outputs": [output.to_json() for output in self.outputs],
+            "cases": list(self.cases),
+            "mismatch": self.mismatch,
+            "regions": [region.to_json() for region in self.regions],
+            "unmeasured": self.unmeasured,
+        }
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Inputs to run, and the words for them."""
+
+    label: str
+    feeds: Mapping[str, Array]
+
+
+def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = None, seed: int = 0) -> Verdict:
+    """Compares the models on `inputs`, or on generated ones.
+
+    Raises FileNotFoundError if a file is missing, LoadError if the library does not fit, InputError if inputs do not
+    suit the model, VerifyError if the original does not run at any size tried or the fused model fails where it runs.
+    """
+    if not original.is_file():
+        raise FileNotFoundError(f"{original}: no such model")
+    model = onnx.load(str(original), load_external_data=False)
+    reference = _session(str(original))
+    session = load(fused)
+    changed = _interface_change(reference, session)
+    if changed:
+        return Verdict(False, (), (), mismatch=changed)
+    cases = _cases(model, reference, inputs, seed)
+    worst: dict[str, OutputError] = {}
+    labels: list[str] = []
+    unmeasured: str | None = None
+    for case in cases:
+        labels.append(case.label)
+        names = [output.name for output in reference.get_outputs()]
+        expected = _run(reference, names, case, "the original model")
+        actual = _run(session, names, case, "the fused model")
+        truth, longest, reason = _truth(model, original.parent, case.feeds, expected)
+        unmeasured = unmeasured or reason
+        found = [compare(name, expected[name], actual[name], truth=truth.get(name), longest=longest) for name in names]
+        worst |= {output.name: _worse(worst.get(output.name), output) for output in found}
+        wrong = next((output for output in found if output.fault), None)
+        if wrong:
+            mismatch = f"output {wrong.name!r} at {case.label}: {wrong.fault}"
+            regions = tuple(blame(fused, case.feeds))
+            return Verdict(False, tuple(worst.values()), tuple(labels), mismatch, regions, unmeasured)
+    return Verdict(True, tuple(worst.values()), tuple(labels), unmeasured=unmeasured)
+
+
+def blame(fused: Path, feeds: Mapping[str, Array]) -> list[RegionError]:
+    """The fused nodes whose kernels disagree with their function bodies on the values that `feeds` lead to.
+
+    Every node is judged on the values that the kernels before it gave, so that one wrong node does not accuse those
+    after it. Nodes inside the bodies of If and Loop are not examined. Raises what `verify` raises.
+    """
+    model = onnx.load(str(fused), load_external_data=False)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    nodes = [node for node in model.graph.node if node.domain == DOMAIN]
+    wanted = {name for node in nodes for name in (*node.input, *node.output) if name}
+    shown = sorted(wanted - weights.keys() - feeds.keys())
+    values = dict(zip(shown, _run_exposed(model, fused, shown, feeds), strict=True)) | dict(feeds)
+    errors: list[RegionError] = []
+    for node in nodes:
+        needed = [name for name in node.input if name in weights]
+        constants = {name: numpy_helper.to_array(weights[name], str(fused.parent)) for name in needed}
+        outputs = _judge_node(model, node, values | constants)
+        if any(output.fault for output in outputs):
+            errors.append(RegionError(node.name, node.op_type, tuple(outputs)))
+    return errors
+
+
+def _judge_node(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> list[OutputError]:
+    """Runs the body of one fused node and compares its outputs with those in `values`."""
+    feeds = {name: values[name] for name in node.input if name}
+    names = [name for name in node.output if name]
+    body = _body(model, node, values)
+    session = ort.InferenceSession(body.SerializeToString(), _options(), providers=["CPUExecutionProvider"])
+    results = session.run(names, feeds)
+    expected = {name: np.asarray(value) for name, value in zip(names, results, strict=True)}
+    truth, longest, _ = _truth(body, Path(), feeds, expected)
+    return [compare(name, expected[name], values[name], truth=truth.get(name), longest=longest) for name in names]
+
+
+def _body(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> onnx.ModelProto:
+    """A model of `node` alone, which runs its function body where no library is registered."""
+
+    def describe(name: str) -> onnx.ValueInfoProto:
+        value = values[name]
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+    read = [describe(name) for name in dict.fromkeys(node.input) if name]
+    written = [describe(name) for name in node.output if name]
+    return helper.make_model(
+        helper.make_graph([node], "region", read, written),
+        opset_imports=model.opset_import,
+        functions=model.functions,
+        ir_version=model.ir_version,
+    )
+
+
+def _run_exposed(model: onnx.ModelProto, fused: Path, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+    """Runs the fused model with inner values as outputs; its weights stay where they are."""
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    have = {output.name for output in model.graph.output}
+    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
+    options = _options()
+    options.register_custom_ops_library(str(fused.resolve().with_suffix(".so")))
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(fused.resolve().parent)
+    )
+    session = ort.InferenceSession(exposed.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [np.asarray(value) for value in session.run(list(names), dict(feeds))] if names else []
+
+
+def _cases(
+    model: onnx.ModelProto, reference: ort.InferenceSession, inputs: Mapping[str, Array] | None, seed: int
+) -> Iterator[_Case]:
+    if inputs is not None:
+        yield _Case("the given inputs", model_inputs.check(inputs, model))
+        return
+    choices = model_inputs.size_choices(model)
+    found: list[Mapping[str, int]] = []
+    failure = ""
+    for ladder in (choices.small, choices.large, () if found else choices.fixed):
+        sizes, reason = _fitting(model, reference, ladder, seed)
+        failure = reason or failure
+        if sizes is not None:
+            found.append(sizes)
+    if not found:
+        raise VerifyError(
+            f"no inputs could be generated that the original model accepts; give some with --inputs. At the last "
+            f"of the sizes tried, ONNX Runtime said: {failure}"
+        )
+    for number, sizes in enumerate(found):
+        yield _Case(_label(sizes), model_inputs.generate(model, sizes=sizes, seed=seed + number))
+    floats = any(np.issubdtype(entry.dtype, np.inexact) for entry in model_inputs.read(model))
+    if floats:
+        feeds = model_inputs.generate(model, sizes=found[0], seed=seed + len(found), scale=LARGE_SCALE)
+        yield _Case(f"{_label(found[0])}, scaled by {LARGE_SCALE:g}", feeds)
+
+
+def _fitting(
+    model: onnx.ModelProto, reference: ort.InferenceSession, choices: Sequence[Mapping[str, int]], seed: int
+) -> tuple[Mapping[str, int] | None, str]:
+    """The first sizes that the original runs at, or None and what it said last."""
+    reason = ""
+    for sizes in choices:
+        try:
+            reference.run(None, model_inputs.generate(model, sizes=sizes, seed=seed))
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no base but Exception
+            reason = f"{_label(sizes)}: {error}"
+        else:
+            return sizes, ""
+    return None, reason
+
+
+def _label(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "the model's fixed sizes"
+
+
+def _interface_change(original: ort.InferenceSession, fused: ort.InferenceSession) -> str | None:
+    """What differs in the names, order or types of inputs and outputs."""
+    for kind, before, after in (
+        ("inputs", original.get_inputs(), fused.get_inputs()),
+        ("outputs", original.get_outputs(), fused.get_outputs()),
+    ):
+        wanted = [(value.name, value.type) for value in before]
+        found = [(value.name, value.type) for value in after]
+        if wanted != found:
+            return f"the fused model's {kind} are {found}, the original's {wanted}"
+    return None
+
+
+def _truth(
+    model: onnx.ModelProto, folder: Path, feeds: Mapping[str, Array], expected: Mapping[str, Array]
+) -> tuple[Mapping[str, Array], int, str | None]:
+    """The outputs `expected` in double precision and the longest reduction; without them, the reason."""
+    try:
+        evaluation = evaluate(model, folder, feeds, tuple(expected))
+    except OracleError as error:
+        return {}, 1, str(error)
+    for name, value in expected.items():
+        shape = evaluation.values[name].shape
+        if shape != value.shape:
+            return {}, 1, f"output {name!r} has shape {shape} in onnx.reference, {value.shape} in ONNX Runtime"
+    return evaluation.values, evaluation.longest, None
+
+
+def _run(session: ort.InferenceSession, names: Sequence[str], case: _Case, what: str) -> dict[str, Array]:
+    try:
+        values = session.run(list(names), dict(case.feeds))
+    except Exception as error:
+        raise VerifyError(f"{what} fails at {case.label}: {error}") from error
+    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+
+
+def _session(path: str) -> ort.InferenceSession:
+    return ort.InferenceSession(path, _options(), providers=["CPUExecutionProvider"])
+
+
+def _options() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = QUIET
+    return options
+
+
+def _worse(a: OutputError | None, b: OutputError) -> OutputError:
+    """Of two cases of one output the one to show: a fault before none, then the larger relative error."""
+    if a is None or (b.fault and not a.fault):
+        return b
+    return a if a.fault or a.max_rel >= b.max_rel else b
