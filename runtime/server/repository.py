@@ -93,7 +93,7 @@ class Repository:
                 try:
                     model = load_version(folder, version, path=path, root=root, loader=loader)
                 except ModelError as error:
-                    self._note(IndexEntry(folder.name, version, "UNAVAILABLE", str(error)))
+                    self._note(IndexEntry(folder.name, version, "UNAVAILABLE", "failed to load, see the server's log"))
                     failures.append(f"{folder.name} version {version}: {error}")
                     continue
                 with self._lock:
