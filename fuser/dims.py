@@ -1,0 +1,304 @@
+"""Dim arithmetic for shape inference: exact for every symbol ≥ 0, under facts that hold whenever the model runs.
+
+Comes in: i64 expressions of `tilecore.contract.expr`. Goes out: the same, canonical. Two kinds of fact are gathered on
+the way, both implied by the model running without an error: equalities (the inner dims of a MatMul) and bounds (a
+constant mask of 1024 rows sliced to `seq` and added to `seq` rows means `seq ≤ 1024`).
+
+Invariant: unlike the folding in `tilecore.contract.expr`, nothing here assumes that a symbol is at least 1; a past of
+length 0 is common.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Op, Poly, Sym, from_polynomial, polynomial, substitute, symbols
+
+Shape = tuple[Expr, ...]
+INFINITE = 2**31 - 1  # a Slice end this large means "to the end": no dim reaches it
+DEPTH = 6  # nesting of min, max and select that a proof looks into
+ONE = Const(1, DType.I64)
+ZERO = Const(0, DType.I64)
+
+
+def dim(value: int | Expr) -> Expr:
+    """A literal or expression as an i64 expression."""
+    return Const(int(value), DType.I64) if isinstance(value, int) else value
+
+
+def integer(expr: Expr) -> int | None:
+    """The value of a literal; None for anything else."""
+    return int(expr.value) if isinstance(expr, Const) else None
+
+
+def product(dims: Iterable[Expr]) -> Expr:
+    """The product of some dims; 1 for none."""
+    total: Expr = ONE
+    for factor in dims:
+        total = total * factor
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What must hold in every run without an error: `equal` maps a dim to what it equals, each of `bounds` is ≥ 0."""
+
+    equal: tuple[tuple[Expr, Expr], ...] = ()
+    bounds: tuple[Expr, ...] = ()
+
+
+@dataclass(slots=True)
+class Dims:
+    """Dim arithmetic under `facts`; gathers more of them in `found`. `fresh` are symbols that inference made up."""
+
+    facts: Facts
+    fresh: set[Sym] = field(default_factory=set[Sym])
+    found: Facts = field(default_factory=Facts)
+    recording: bool = True  # off in the branches of an If, which may not run
+    _bounds: list[Poly] = field(init=False)
+    _equal: dict[Expr, Expr] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._bounds = [polynomial(bound) for bound in self.facts.bounds]
+        self._equal = dict(self.facts.equal)
+        for old, new in self.facts.equal:
+            for _ in self._equal:  # a chain of equalities ends after at most as many steps as there are
+                new = substitute(new, self._equal)
+            self._equal[old] = new
+
+    def known(self, expr: Expr) -> Expr:
+        """What a dim (a symbol or an undecided broadcast) is known to equal; the dim itself when nothing is known."""
+        return self._equal.get(expr, expr)
+
+    def symbol(self, name: str) -> Expr:
+        """A symbol for a dim that nothing is known of."""
+        made = Sym(name)
+        self.fresh.add(made)
+        return self.known(made)
+
+    # -- proofs ---------------------------------------------------------------------------------------------------
+
+    def nonnegative(self, expr: Expr) -> bool:
+        """True when `expr` ≥ 0 is proved for all symbols ≥ 0 that agree with the facts. False means "not proved"."""
+        return self._proved(polynomial(expr), self._bounds, DEPTH)
+
+    def _proved(self, poly: Poly, bounds: Sequence[Poly], depth: int) -> bool:
+        if self._plainly(poly, bounds, depth) or any(self._plainly(_minus(poly, bound), bounds, depth) for bound in bounds):
+            return True
+        if depth == 0:
+            return False
+        for atom in dict.fromkeys(atom for term in poly for atom in term if isinstance(atom, Op)):
+            cases = self._cases(atom)
+            if cases is not None:
+                return all(
+                    self._proved(_put(poly, atom, value), [*bounds, *extra], depth - 1) for value, extra in cases
+                )
+            if atom.name == "floordiv" and all(c < 0 for term, c in poly.items() if atom in term):
+                x, n = atom.args
+                if self._proved(polynomial(x), bounds, depth - 1):  # 0 ≤ x // n ≤ x
+                    count = integer(n)
+                    scaled = _put({t: c for t, c in poly.items() if atom in t}, atom, x)
+                    rest = {t: c for t, c in poly.items() if atom not in t}
+                    if count and all(c % count == 0 for c in scaled.values()):
+                        scaled = {t: c // count for t, c in scaled.items()}
+                    return self._proved(_minus(rest, scaled, -1), bounds, depth - 1)
+        return False
+
+    def _plainly(self, poly: Poly, bounds: Sequence[Poly], depth: int) -> bool:
+        if any(coefficient < 0 for coefficient in poly.values()):
+            return False
+        return all(self._at_least_zero(atom, bounds, depth) for atom in {atom for term in poly for atom in term})
+
+    def _at_least_zero(self, atom: Expr, bounds: Sequence[Poly], depth: int) -> bool:
+        if isinstance(atom, Sym):
+            return True
+        if not isinstance(atom, Op) or depth == 0:
+            return False
+        if atom.name == "mod":
+            return True
+        args = atom.args[1:] if atom.name == "select" else atom.args
+        proofs = (self._proved(polynomial(arg), bounds, depth - 1) for arg in args)
+        if atom.name in ("min", "select", "floordiv"):
+            return all(proofs)
+        return any(proofs) if atom.name == "max" else False
+
+    @staticmethod
+    def _cases(atom: Op) -> list[tuple[Expr, list[Poly]]] | None:
+        """The values that a min, max or select may have, each with the bound that then holds."""
+        if atom.name in ("min", "max"):
+            a, b = atom.args
+            gap = polynomial(b - a)
+            other = polynomial(a - b)
+            return [(a, [gap]), (b, [other])] if atom.name == "min" else [(a, [other]), (b, [gap])]
+        if atom.name == "select":
+            return [(atom.args[1], []), (atom.args[2], [])]
+        return None
+
+    # -- operations -----------------------------------------------------------------------------------------------
+
+    def minimum(self, a: Expr, b: Expr) -> Expr:
+        """The smaller of two integers."""
+        if self.nonnegative(b - a):
+            return a
+        if self.nonnegative(a - b):
+            return b
+        return Op("min", _ordered(a, b), DType.I64)
+
+    def maximum(self, a: Expr, b: Expr) -> Expr:
+        """The larger of two integers."""
+        if self.nonnegative(a - b):
+            return a
+        if self.nonnegative(b - a):
+            return b
+        return Op("max", _ordered(a, b), DType.I64)
+
+    def compare(self, name: str, a: Expr, b: Expr) -> Expr:
+        """`a name b` for "eq", "ne", "lt", "le", "gt" or "ge", decided where the facts allow it."""
+        if name in ("gt", "ge"):
+            a, b, name = b, a, {"gt": "lt", "ge": "le"}[name]
+        below, above = self.nonnegative(b - a - 1), self.nonnegative(a - b - 1)
+        if name in ("eq", "ne") and (a == b or below or above):
+            return Const((a == b) is (name == "eq"), DType.BOOL)
+        if name in ("lt", "le"):
+            if below or (name == "le" and self.nonnegative(b - a)):
+                return Const(True, DType.BOOL)
+            if above or (name == "lt" and self.nonnegative(a - b)):
+                return Const(False, DType.BOOL)
+        return Op(name, (a, b), DType.BOOL)
+
+    def divide(self, total: Expr, by: Expr) -> Expr:
+        """`total / by` where the model only runs if it divides: the exact quotient, else a floor division."""
+        exact = divide_exactly(total, by)
+        return total // by if exact is None else exact
+
+    def ceiling(self, total: Expr, by: Expr) -> Expr:
+        """`total / by`, rounded up; `by` ≥ 1."""
+        return (total + by - 1) // by
+
+    def broadcast(self, a: Expr, b: Expr) -> Expr:
+        """The dim that numpy broadcasting of `a` and `b` gives; a select of the two when either may be 1."""
+        for x, y in ((a, b), (b, a)):
+            if x == y or x == ONE:
+                return y
+            if isinstance(x, Const) and isinstance(y, Const):
+                return x if y == ONE else y if x == ONE else x
+            if self.nonnegative(x - 2):  # the other is 1 or the same
+                return x
+            if self._one_only_with(y, x):
+                self.must_equal(y, x)
+                return x
+        candidates = sorted({*candidates_of(a), *candidates_of(b)}, key=str)
+        result = candidates[-1]
+        for candidate in reversed(candidates[:-1]):
+            result = Op("select", (Op("eq", (candidate, ONE), DType.BOOL), result, candidate), DType.I64)
+        return self.known(result)
+
+    def broadcast_shapes(self, *shapes: Shape) -> Shape:
+        """Numpy broadcasting of whole shapes."""
+        rank = max(map(len, shapes), default=0)
+        result: list[Expr] = [ONE] * rank
+        for shape in shapes:
+            for axis, size in enumerate(shape, rank - len(shape)):
+                result[axis] = self.broadcast(result[axis], size)
+        return tuple(result)
+
+    def _one_only_with(self, small: Expr, large: Expr) -> bool:
+        """True when `small` = 1 implies `large` = 1: small is min(large, c) with c ≥ 2."""
+        if not (isinstance(small, Op) and small.name == "min" and large in small.args):
+            return False
+        other = small.args[1] if small.args[0] == large else small.args[0]
+        return self.nonnegative(other - 2)
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    def must_equal(self, a: Expr, b: Expr) -> Expr:
+        """Record that the model only runs if a = b; gives the simpler of the two."""
+        if a == b:
+            return a
+        for x, y in ((a, b), (b, a)):
+            if isinstance(x, Op) and x.name == "min" and y in x.args:
+                other = x.args[1] if x.args[0] == y else x.args[0]
+                self._record(bound=other - y)
+                return y
+            if x in self.fresh or (isinstance(x, Op) and x.name == "select" and y in candidates_of(x)):
+                if x not in symbols(y):
+                    self._record(equal=(x, y))
+                return y
+        for x, y in ((a, b), (b, a)):
+            if isinstance(x, Sym) and isinstance(y, Const):
+                self._record(equal=(x, y))
+                return y
+        if isinstance(a, Sym) and isinstance(b, Sym):
+            self._record(equal=(b, a))
+        return a
+
+    def _record(self, *, equal: tuple[Expr, Expr] | None = None, bound: Expr | None = None) -> None:
+        if not self.recording:
+            return
+        known = self.found
+        equalities = known.equal + ((equal,) if equal and equal[0] not in dict(known.equal) else ())
+        bounds = known.bounds + ((bound,) if bound is not None and bound not in known.bounds else ())
+        self.found = Facts(equalities, bounds)
+
+
+def candidates_of(expr: Expr) -> tuple[Expr, ...]:
+    """The dims that a broadcast dim may be: (a, b) for `broadcast(a, b)` that was not decided; (expr,) for others."""
+    if isinstance(expr, Op) and expr.name == "select":
+        condition, rest, candidate = expr.args
+        if condition == Op("eq", (candidate, ONE), DType.BOOL):
+            return (candidate, *candidates_of(rest))
+    return (expr,)
+
+
+def divide_exactly(total: Expr, by: Expr) -> Expr | None:
+    """The polynomial q with q · by = total, or None when there is none."""
+    divisor = polynomial(by)
+    if not divisor:
+        return None
+    rest = polynomial(total)
+    lead = max(divisor, key=_order)
+    quotient: Poly = {}
+    while rest:
+        top = max(rest, key=_order)
+        factors = list(top)
+        for atom in lead:
+            if atom not in factors:
+                return None
+            factors.remove(atom)
+        if rest[top] % divisor[lead]:
+            return None
+        term: Poly = {tuple(factors): rest[top] // divisor[lead]}
+        quotient = _minus(quotient, term, -1)
+        rest = _minus(rest, polynomial(from_polynomial(term) * by))
+    return from_polynomial(quotient)
+
+
+def _order(monomial: tuple[Expr, ...]) -> tuple[int, list[str]]:
+    """Graded, then lexicographic: a monomial order, so that division of a multiple leaves no remainder."""
+    return len(monomial), sorted(map(str, monomial))
+
+
+def _minus(left: Poly, right: Poly, factor: int = 1) -> Poly:
+    total = dict(left)
+    for monomial, coefficient in right.items():
+        total[monomial] = total.get(monomial, 0) - factor * coefficient
+    return {monomial: coefficient for monomial, coefficient in total.items() if coefficient}
+
+
+def _put(poly: Poly, atom: Expr, value: Expr) -> Poly:
+    """`poly` with `atom` replaced by `value`."""
+    total: Expr = ZERO
+    for monomial, coefficient in poly.items():
+        total = total + product(value if factor == atom else factor for factor in monomial) * coefficient
+    return polynomial(total)
+
+
+def _ordered(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    return (a, b) if str(a) <= str(b) else (b, a)
+
+
+def literal_product(dims: Iterable[Expr]) -> int | None:
+    """The product of dims that are all literals, else None."""
+    values = [integer(size) for size in dims]
+    return None if None in values else prod(value for value in values if value is not None)
