@@ -10,14 +10,16 @@ length 0 is common.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, combinations
 from math import prod
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Op, Poly, Sym, from_polynomial, polynomial, substitute, symbols
+from tilecore.contract.expr import Const, Expr, Op, Poly, Sym, from_polynomial, polynomial, substitute, symbols, walk
 
 Shape = tuple[Expr, ...]
 INFINITE = 2**31 - 1  # a Slice end this large means "to the end": no dim reaches it
 DEPTH = 6  # nesting of min, max and select that a proof looks into
+CHOICES = frozenset({"min", "max", "select"})
 ONE = Const(1, DType.I64)
 ZERO = Const(0, DType.I64)
 
@@ -84,16 +86,18 @@ class Dims:
         return self._proved(polynomial(expr), self._bounds, DEPTH)
 
     def _proved(self, poly: Poly, bounds: Sequence[Poly], depth: int) -> bool:
-        if self._plainly(poly, bounds, depth) or any(self._plainly(_minus(poly, bound), bounds, depth) for bound in bounds):
+        if self._follows(poly, bounds, depth):
             return True
         if depth == 0:
             return False
-        for atom in dict.fromkeys(atom for term in poly for atom in term if isinstance(atom, Op)):
-            cases = self._cases(atom)
-            if cases is not None:
-                return all(
-                    self._proved(_put(poly, atom, value), [*bounds, *extra], depth - 1) for value, extra in cases
-                )
+        outer = dict.fromkeys(atom for term in poly for atom in term if isinstance(atom, Op))
+        choice = next((node for atom in outer for node in walk(atom) if isinstance(node, Op) and node.name in CHOICES), None)
+        if choice is not None:  # the innermost one first
+            return all(
+                self._proved(_put(poly, choice, value), [*(_put(b, choice, value) for b in bounds), *extra], depth - 1)
+                for value, extra in self._cases(choice)
+            )
+        for atom in outer:
             if atom.name == "floordiv" and all(c < 0 for term, c in poly.items() if atom in term):
                 x, n = atom.args
                 if self._proved(polynomial(x), bounds, depth - 1):  # 0 ≤ x // n ≤ x
@@ -104,6 +108,14 @@ class Dims:
                         scaled = {t: c // count for t, c in scaled.items()}
                     return self._proved(_minus(rest, scaled, -1), bounds, depth - 1)
         return False
+
+    def _follows(self, poly: Poly, bounds: Sequence[Poly], depth: int) -> bool:
+        """`poly` ≥ 0 by its signs, by one bound (once or twice), or by two bounds of the case in hand."""
+        if self._plainly(poly, bounds, depth):
+            return True
+        one = (_minus(poly, bound, times) for bound in bounds for times in (1, 2))
+        two = (_minus(_minus(poly, a), b) for a, b in combinations(bounds[len(self._bounds) :], 2))
+        return any(self._plainly(rest, bounds, depth) for rest in chain(one, two))
 
     def _plainly(self, poly: Poly, bounds: Sequence[Poly], depth: int) -> bool:
         if any(coefficient < 0 for coefficient in poly.values()):
@@ -124,16 +136,13 @@ class Dims:
         return any(proofs) if atom.name == "max" else False
 
     @staticmethod
-    def _cases(atom: Op) -> list[tuple[Expr, list[Poly]]] | None:
-        """The values that a min, max or select may have, each with the bound that then holds."""
-        if atom.name in ("min", "max"):
-            a, b = atom.args
-            gap = polynomial(b - a)
-            other = polynomial(a - b)
-            return [(a, [gap]), (b, [other])] if atom.name == "min" else [(a, [other]), (b, [gap])]
+    def _cases(atom: Op) -> list[tuple[Expr, list[Poly]]]:
+        """The values that a min, max or select may have, each with the bound that then holds (a ≤ b, or b ≤ a - 1)."""
         if atom.name == "select":
             return [(atom.args[1], []), (atom.args[2], [])]
-        return None
+        small, large = atom.args if atom.name == "min" else atom.args[::-1]
+        a, b = atom.args
+        return [(a, [polynomial(large - small)]), (b, [polynomial(small - large - 1)])]
 
     # -- operations -----------------------------------------------------------------------------------------------
 
@@ -152,6 +161,15 @@ class Dims:
         if self.nonnegative(b - a):
             return b
         return Op("max", _ordered(a, b), DType.I64)
+
+    def simplest(self, expr: Expr) -> Expr:
+        """A symbol that `expr` equals, where nested min and max hide it; else `expr` itself."""
+        if not any(isinstance(atom, Op) and atom.name in ("min", "max") for term in polynomial(expr) for atom in term):
+            return expr
+        for symbol in sorted(symbols(expr), key=str):
+            if self.nonnegative(expr - symbol) and self.nonnegative(symbol - expr):
+                return symbol
+        return expr
 
     def compare(self, name: str, a: Expr, b: Expr) -> Expr:
         """`a name b` for "eq", "ne", "lt", "le", "gt" or "ge", decided where the facts allow it."""
@@ -211,6 +229,13 @@ class Dims:
         return self.nonnegative(other - 2)
 
     # -- facts ----------------------------------------------------------------------------------------------------
+
+    def exists(self, shape: Shape) -> Shape:
+        """Note that dims of a tensor are at least 0; gives the shape back."""
+        for size in shape:
+            if isinstance(size, Op) and not self.nonnegative(size):
+                self._bounds.append(polynomial(size))
+        return shape
 
     def must_equal(self, a: Expr, b: Expr) -> Expr:
         """Record that the model only runs if a = b; gives the simpler of the two."""
@@ -287,11 +312,25 @@ def _minus(left: Poly, right: Poly, factor: int = 1) -> Poly:
 
 
 def _put(poly: Poly, atom: Expr, value: Expr) -> Poly:
-    """`poly` with `atom` replaced by `value`."""
+    """`poly` with `atom` replaced by `value`, at any depth."""
     total: Expr = ZERO
     for monomial, coefficient in poly.items():
-        total = total + product(value if factor == atom else factor for factor in monomial) * coefficient
+        total = total + product(_replaced(factor, atom, value) for factor in monomial) * coefficient
     return polynomial(total)
+
+
+def _replaced(expr: Expr, atom: Expr, value: Expr) -> Expr:
+    """As `substitute`, but without the folding that takes symbols to be at least 1."""
+    if expr == atom:
+        return value
+    if not isinstance(expr, Op):
+        return expr
+    args = tuple(_replaced(arg, atom, value) for arg in expr.args)
+    if args == expr.args:
+        return expr
+    if expr.name == "add":
+        return args[0] + args[1]
+    return args[0] * args[1] if expr.name == "mul" else Op(expr.name, args, expr.dtype)
 
 
 def _ordered(a: Expr, b: Expr) -> tuple[Expr, Expr]:

@@ -417,6 +417,7 @@ RULES: Mapping[str, Rule] = {
     "Neg": elementwise(negate),
     "Not": elementwise(logical("not")),
     "Or": elementwise(logical("or")),
+    "Pow": elementwise(float_function("pow")),
     "Range": counted,
     "ReduceMax": reduced("max"),
     "ReduceMin": reduced("min"),

@@ -277,7 +277,7 @@ def sliced(dims: Dims, size: Expr, start: Expr, end: Expr, step: int) -> Expr | 
         return None
     length = high - low if step > 0 else low - high
     count = length if abs(step) == 1 else dims.ceiling(length, dim(abs(step)))
-    return dims.maximum(count, ZERO)
+    return dims.simplest(dims.maximum(count, ZERO))
 
 
 def slice_bound(dims: Dims, size: Expr, bound: Expr, *, backwards: bool = False) -> Expr | None:

@@ -148,7 +148,7 @@ class _Engine:
     def _set_shapes(self, node: ir.Node, shapes: Sequence[Shape | None]) -> None:
         for value, shape in zip(node.outputs, shapes, strict=False):
             if shape is not None:
-                self.known.shapes[value] = shape
+                self.known.shapes[value] = self.dims.exists(shape) if self.dims.recording else shape
             elif value.shape is not None:  # the rule is at a loss: the recorded rank and numbers are all there is
                 self.known.shapes[value] = self._recorded(value, value.shape)
 

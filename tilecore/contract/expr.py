@@ -262,15 +262,23 @@ def _compare(name: str, left: "Expr", right: "Expr") -> "Expr | None":
         return const(name in ("eq", "le", "ge"))
     if name in ("gt", "ge"):
         left, right, name = right, left, {"gt": "lt", "ge": "le"}[name]
-    if name in ("lt", "ne", "eq") and (nonnegative(right - left - 1) or (name != "lt" and nonnegative(left - right - 1))):
+    if name in ("lt", "ne", "eq") and (_always(right - left - 1) or (name != "lt" and _always(left - right - 1))):
         return const(name != "eq")
-    if name == "lt" and nonnegative(left - right):
+    if name == "lt" and _always(left - right):
         return const(False)
-    if name == "le" and nonnegative(right - left):
+    if name == "le" and _always(right - left):
         return const(True)
-    if name == "le" and nonnegative(left - right - 1):
+    if name == "le" and _always(left - right - 1):
         return const(False)
     return None
+
+
+def _always(expr: "Expr") -> bool:
+    """`nonnegative`, but a fact about symbols alone has no index domain that makes them at least 1."""
+    if variables(expr):
+        return nonnegative(expr)
+    poly = polynomial(expr)
+    return all(amount >= 0 and all(isinstance(atom, Sym) for atom in term) for term, amount in poly.items())
 
 
 def children(expr: "Expr") -> tuple["Expr", ...]:
@@ -519,6 +527,8 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
         return (zero,), (atom.args[1] - 1,) + ((atom.args[0],) if nonnegative(atom.args[0]) else ())
     if isinstance(atom, Op) and atom.name == "floordiv" and nonnegative(atom.args[0]):
         high = _upper(atom.args[0])
+        if high == atom.args[0]:  # symbols alone: dividing them again would lead back here
+            return (zero,), (high,)
         return (zero,), () if high is None else (floordiv(high, atom.args[1]),)
     if isinstance(atom, Op) and atom.name == "min":
         return (zero,) if all(nonnegative(arg) for arg in atom.args) else (), atom.args
@@ -568,8 +578,8 @@ def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
         return floordiv(*args) if name == "floordiv" else mod(*args)
     if name in ("min", "max"):
         left, right = args
-        if nonnegative(left - right):
+        if _always(left - right):
             return right if name == "min" else left
-        if nonnegative(right - left):
+        if _always(right - left):
             return left if name == "min" else right
     return None
