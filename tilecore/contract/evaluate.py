@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var
+from tilecore.contract.expr import Const, Expr, Load, Op, Source, Sym, Var
 from tilecore.contract.ops import OPS
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, RowSpec, Spec, View, extent_of
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, RowSpec, Spec, Tensor, View, extent_of
 
 Arrays = Mapping[str, Any]  # tensor name → array
 REDUCE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
@@ -19,12 +19,18 @@ NEUTRAL: dict[str, float] = {"sum": 0.0, "max": -np.inf, "min": np.inf, "prod": 
 
 
 class Evaluator:
-    """Evaluates expressions over numpy arrays, broadcasting. `wide` computes every float type in float64."""
+    """Evaluates expressions over numpy arrays, broadcasting. `wide` computes every float type in float64.
 
-    def __init__(self, arrays: Arrays, symbols: Mapping[str, int], *, wide: bool = True) -> None:
+    Loads of a `Tensor` read `arrays`; of a `View`, what it computes; of any other source (a tile buffer), `tiles`.
+    """
+
+    def __init__(
+        self, arrays: Arrays, symbols: Mapping[str, int], *, wide: bool = True, tiles: Arrays | None = None
+    ) -> None:
         self.arrays = arrays
         self.symbols = symbols
         self.wide = wide
+        self.tiles = {} if tiles is None else tiles
 
     def numpy_type(self, dtype: DType) -> np.dtype:
         """The numpy type that values of `dtype` are computed in."""
@@ -55,13 +61,27 @@ class Evaluator:
         return value
 
     def _load(self, load: Load, index: list[Any]) -> Any:
-        """Loads under a select may be out of bounds where they are not chosen: those read element 0, as a guard would."""
-        array = np.asarray(self.arrays[load.source.name])
-        if array.size == 0:
-            shape = np.broadcast_shapes(*(np.shape(i) for i in index))
-            return np.zeros(shape, self.numpy_type(load.dtype))
-        inside = [np.where((i >= 0) & (i < n), i, 0) for i, n in zip(index, array.shape, strict=True)]
-        return array[tuple(inside)].astype(self.numpy_type(load.dtype))
+        return self.read(load.source, index).astype(self.numpy_type(load.dtype))
+
+    def read(self, source: Source, index: list[Any]) -> Any:
+        """The elements of `source` at `index`, one array per axis, broadcasting; 0 outside of its extents."""
+        if isinstance(source, View):
+            shape = tuple(int(self(extent)) for extent in source.shape)
+        else:
+            array = np.asarray((self.arrays if isinstance(source, Tensor) else self.tiles)[source.name])
+            shape = array.shape
+        inside = np.asarray(True)
+        for entry, size in zip(index, shape, strict=True):
+            inside = inside & (entry >= 0) & (entry < size)
+        safe = [np.where((entry >= 0) & (entry < size), entry, 0) for entry, size in zip(index, shape, strict=True)]
+        if 0 in shape:
+            return np.zeros(np.shape(inside), self.numpy_type(source.dtype))
+        value = (
+            self(source.value, dict(zip(source.axes, safe, strict=True)))
+            if isinstance(source, View)
+            else array[tuple(safe)]
+        )
+        return np.where(inside, value, np.zeros((), np.asarray(value).dtype))
 
 
 def bind(spec: Spec, arrays: Arrays) -> dict[str, int]:

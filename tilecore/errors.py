@@ -1,0 +1,42 @@
+"""What a kernel's author sees when a kernel is wrong: the position in their file, carets, and what to write instead.
+
+Comes in: a message, a span and help. Goes out: a `TileError` whose text is complete. No frame of the front end is a
+user frame: `user_frame` skips the modules of this package, but not the kernels in `tilecore.library`.
+"""
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+from tilecore.span import Span, span_of_frame
+
+_FRONT_END = str(Path(__file__).parent)
+
+
+class TileError(Exception):
+    """A tile program that cannot be traced or is not well formed. `str()` gives position, line, carets and help."""
+
+    def __init__(self, message: str, span: Span | None = None, *, instead: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.span = span
+        self.instead = instead
+
+    def __str__(self) -> str:
+        text = self.message if self.span is None else self.span.render(self.message)
+        return f"{text}\n  instead: {self.instead}" if self.instead else text
+
+
+def user_frame() -> FrameType:
+    """The innermost frame of the kernel's author."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and str(Path(frame.f_code.co_filename).parent) == _FRONT_END:
+        frame = frame.f_back
+    if frame is None:
+        raise RuntimeError("the tile language was called from no frame but its own")
+    return frame
+
+
+def user_span() -> Span:
+    """What the author's innermost frame is executing, with exact columns."""
+    return span_of_frame(user_frame())

@@ -1,0 +1,32 @@
+"""The kernels of the compiler: one per kind of region, in the tile language; `kernel_for` picks by the spec."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, Spec
+from tilecore.library.attention import attention
+from tilecore.library.epilogue import Epilogue
+from tilecore.library.matmul import matmul
+from tilecore.library.row import row
+from tilecore.library.score import score_of
+
+
+def kernel_for(spec: Spec) -> tuple[Callable[..., None], dict[str, Any]]:
+    """The kernel that computes `spec` and its operands by parameter, as `trace` takes them; views get the kernel's names."""
+    places = tuple(result.place for result in spec.outputs)
+    match spec:
+        case AttentionSpec():
+            operands: dict[str, Any] = {
+                "Q": replace(spec.q, name="Q"),
+                "K": replace(spec.k, name="K"),
+                "V": replace(spec.v, name="V"),
+                "score": score_of(spec),
+            }
+            return attention, operands | {"outputs": places}
+        case ContractionSpec():
+            epilogue = tuple(Epilogue(spec.acc, result) for result in spec.outputs)
+            operands = {"A": replace(spec.a, name="A"), "B": replace(spec.b, name="B"), "epilogue": epilogue}
+            return matmul, operands | {"outputs": places}
+        case RowSpec():
+            return row, {"outputs": places, "spec": spec}

@@ -1,0 +1,35 @@
+"""The matmul kernel: one text for every contraction region, whatever its layouts, prologues and epilogue programs."""
+
+from typing import Any
+
+from tilecore import language as T
+from tilecore.language import Handle
+from tilecore.library.epilogue import Epilogue
+
+
+def matmul(
+    A: Handle,
+    B: Handle,
+    outputs: tuple[Handle, ...],
+    *,
+    epilogue: tuple[Epilogue, ...],
+    block_m: Any = T.auto,
+    block_n: Any = T.auto,
+    block_k: Any = T.auto,
+) -> None:
+    """C = epilogue(A · B) for A[g, m, k], B[g, k, n] and outputs over (g, m, n)."""
+    batch, rows, depth = A.shape
+    columns = B.shape[2]
+    with T.Kernel(T.ceildiv(columns, block_n), T.ceildiv(rows, block_m), batch) as (n, m, g):
+        a = T.alloc_shared((block_m, block_k), A.dtype)
+        b = T.alloc_shared((block_k, block_n), B.dtype)
+        c = T.alloc_fragment((block_m, block_n), epilogue[0].dtype)
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(depth, block_k)):
+            T.copy(A[g, m * block_m, k * block_k], a)
+            T.copy(B[g, k * block_k, n * block_n], b)
+            T.gemm(a, b, c)
+        for C, result in zip(outputs, epilogue, strict=True):
+            for i, j in T.Parallel(block_m, block_n):
+                row, column = m * block_m + i, n * block_n + j
+                C[g, row, column] = result(c[i, j], g, row, column)

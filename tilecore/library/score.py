@@ -1,0 +1,148 @@
+"""The score of an attention region as kernels see it: its pointwise program, the key tiles it needs and its finish.
+
+Key tiles: an index predicate that makes the score exactly −inf where it fails, and is linear in the query and the key,
+bounds the loop over keys. Only what cannot change any result is left out: −inf weighs nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilecore import language as T
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Op, Var, from_polynomial, loads, polynomial, variables
+from tilecore.contract.spec import AttentionSpec, View
+from tilecore.language import Value
+from tilecore.library.epilogue import Epilogue
+from tilecore.value import Operand, program
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where the score is finite, `key` ≤ `query_factor` · query + `offset` (an upper bound), or ≥ (a lower one)."""
+
+    upper: bool
+    query_factor: int
+    offset: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The program of the spec, with its sink and its outputs."""
+
+    spec: AttentionSpec
+    bounds: tuple[Bound, ...]
+    results: tuple[Epilogue, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """The type of scores and sums."""
+        return self.spec.acc.dtype
+
+    def __call__(self, raw: Operand, b: Operand, h: Operand, q: Operand, k: Operand) -> Value:
+        """The score for the dot product `raw`, in the type of sums."""
+        arguments = {self.spec.raw: raw, **dict(zip(self.spec.score_axes, (b, h, q, k), strict=True))}
+        return T.cast(program(self.spec.score, arguments), self.dtype)
+
+    def first(self, b: Operand, h: Operand, q: Operand) -> Operand:
+        """The logit that a row starts with: the sink's, or −inf, which weighs nothing."""
+        sink: View | None = self.spec.sink
+        if sink is None:
+            return -T.infinity
+        return T.cast(program(sink.value, dict(zip(sink.axes, (b, h, q), strict=True))), self.dtype)
+
+    def finish(self, weighted: Value, total: Value, keys: Operand) -> Value:
+        """The output of a row: NaN, or 0 with the guard, where nothing weighs; 0 where there are no keys at all."""
+        value = weighted / total
+        if self.spec.nan_guard:
+            value = T.if_then_else((total > 0.0), value, 0.0)
+        return value if isinstance(keys, int) and keys > 0 else T.if_then_else(keys == 0, 0.0, value)
+
+    def key_tiles(self, m: Value, block_m: Operand, block_n: Operand, keys: Operand) -> tuple[Operand, Operand]:
+        """First and last (exclusive) key tile that query tile `m` needs."""
+        start: Operand = 0
+        stop = keys
+        for bound in self.bounds:
+            rows_end = bound.upper == (bound.query_factor > 0)
+            query = m * block_m + block_m - 1 if rows_end else m * block_m
+            limit = query * bound.query_factor + Value(bound.offset)
+            if bound.upper:
+                stop = T.min(stop, T.max(limit + 1, 0))
+            else:
+                start = T.max(start, limit)
+        return (start if isinstance(start, int) else start // block_n), T.ceildiv(stop, block_n)
+
+
+def score_of(spec: AttentionSpec) -> Score:
+    """The score object of a spec."""
+    bounds = tuple(dict.fromkeys(_bounds(spec)))
+    return Score(spec, bounds, tuple(Epilogue(spec.acc, result) for result in spec.outputs))
+
+
+def _bounds(spec: AttentionSpec) -> Iterator[Bound]:
+    _, _, query, key = spec.score_axes
+    for predicate in _needed(spec.score):
+        yield from _linear(predicate, query, key)
+
+
+def _needed(score: Expr) -> Iterator[Expr]:
+    """Conditions without which `score` is exactly −inf, for any other values in it."""
+    match score:
+        case Op(name="select", args=(condition, yes, no)):
+            if _minus_infinity(no):
+                yield from _conjuncts(condition, True)
+                yield from _needed(yes)
+            elif _minus_infinity(yes):
+                yield from _conjuncts(condition, False)
+                yield from _needed(no)
+        case Op(name="cast", args=(value,)) if score.dtype.is_float:
+            yield from _needed(value)
+        case Op(name="mul", args=(value, Const(value=factor)) | (Const(value=factor), value)) if (
+            0 < factor < T.infinity
+        ):
+            yield from _needed(value)
+        case Op(name="div", args=(value, Const(value=factor))) if 0 < factor < T.infinity:
+            yield from _needed(value)
+        case Op(name="add", args=(value, Const(value=term)) | (Const(value=term), value)) if abs(term) < T.infinity:
+            yield from _needed(value)
+        case Op(name="sub", args=(value, Const(value=term))) if abs(term) < T.infinity:
+            yield from _needed(value)
+        case _:
+            pass
+
+
+def _minus_infinity(expr: Expr) -> bool:
+    return isinstance(expr, Const) and expr.value == -T.infinity
+
+
+def _conjuncts(condition: Expr, holds: bool) -> Iterator[Expr]:
+    """Conditions that all hold where `condition` is `holds`."""
+    if not isinstance(condition, Op):
+        return
+    if condition.name == "not":
+        yield from _conjuncts(condition.args[0], not holds)
+    elif condition.name == ("and" if holds else "or"):
+        for part in condition.args:
+            yield from _conjuncts(part, holds)
+    elif condition.name in ("lt", "le", "gt", "ge") and condition.args[0].dtype.is_int:
+        if holds:
+            yield condition
+        else:
+            opposite = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}[condition.name]
+            yield Op(opposite, condition.args, DType.BOOL)
+
+
+def _linear(predicate: Expr, query: Var, key: Var) -> Iterator[Bound]:
+    """`predicate` as a bound of the key, when it is linear in query and key with nothing else but symbols."""
+    if not isinstance(predicate, Op):
+        return
+    left, right = predicate.args
+    if predicate.name in ("gt", "ge"):
+        left, right = right, left
+    slack = polynomial(right - left - (1 if predicate.name in ("lt", "gt") else 0))  # the predicate: slack ≥ 0
+    factors = {axis: slack.pop((axis,), 0) for axis in (query, key)}
+    rest = from_polynomial(slack)
+    if abs(factors[key]) != 1 or variables(rest) or loads(rest):
+        return
+    # slack = key · (±1) + query · a + rest ≥ 0  ⇔  key ≤ query · a + rest, or key ≥ −(query · a + rest)
+    upper = factors[key] < 0
+    yield Bound(upper, factors[query] if upper else -factors[query], rest if upper else -rest)

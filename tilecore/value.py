@@ -1,0 +1,335 @@
+"""Symbolic scalars: Python's operators on a `Value` build contract expressions, with the dtype rules of the language.
+
+Comes in: Values and Python numbers. Goes out: Values. A Python number takes the type of the other side; floats widen
+to the wider float, integers to the wider integer; an integer never becomes a float, nor a bool a number, without
+`T.cast`. A Value has no truth, no length and no int: whatever would ask for one is refused with its position.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Sym, Var, apply, cast, const, select, substitute
+from tilecore.contract.spec import Place
+from tilecore.errors import TileError, user_span
+
+Number = int | float | bool
+Reads = frozenset[tuple[str, int]]  # tile buffers a value was read from, each with its version at that moment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One scalar of the kernel, known when it runs. `reads` lets a use after the buffer changed be refused."""
+
+    expr: Expr
+    reads: Reads = frozenset()
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.expr.dtype
+
+    def __add__(self, other: "Operand") -> "Value":
+        return operate("add", self, other)
+
+    def __radd__(self, other: "Operand") -> "Value":
+        return operate("add", other, self)
+
+    def __sub__(self, other: "Operand") -> "Value":
+        return operate("sub", self, other)
+
+    def __rsub__(self, other: "Operand") -> "Value":
+        return operate("sub", other, self)
+
+    def __mul__(self, other: "Operand") -> "Value":
+        return operate("mul", self, other)
+
+    def __rmul__(self, other: "Operand") -> "Value":
+        return operate("mul", other, self)
+
+    def __truediv__(self, other: "Operand") -> "Value":
+        return operate("div", self, other)
+
+    def __rtruediv__(self, other: "Operand") -> "Value":
+        return operate("div", other, self)
+
+    def __floordiv__(self, other: "Operand") -> "Value":
+        return operate("floordiv", self, other)
+
+    def __rfloordiv__(self, other: "Operand") -> "Value":
+        return operate("floordiv", other, self)
+
+    def __mod__(self, other: "Operand") -> "Value":
+        return operate("mod", self, other)
+
+    def __rmod__(self, other: "Operand") -> "Value":
+        return operate("mod", other, self)
+
+    def __pow__(self, other: "Operand") -> "Value":
+        return operate("pow", self, other)
+
+    def __rpow__(self, other: "Operand") -> "Value":
+        return operate("pow", other, self)
+
+    def __neg__(self) -> "Value":
+        return operate("neg", self)
+
+    def __abs__(self) -> "Value":
+        return operate("abs", self)
+
+    def __invert__(self) -> "Value":
+        return operate("not", self)
+
+    def __and__(self, other: "Operand") -> "Value":
+        return operate("and", self, other)
+
+    def __rand__(self, other: "Operand") -> "Value":
+        return operate("and", other, self)
+
+    def __or__(self, other: "Operand") -> "Value":
+        return operate("or", self, other)
+
+    def __ror__(self, other: "Operand") -> "Value":
+        return operate("or", other, self)
+
+    def __lt__(self, other: "Operand") -> "Value":
+        return operate("lt", self, other)
+
+    def __le__(self, other: "Operand") -> "Value":
+        return operate("le", self, other)
+
+    def __gt__(self, other: "Operand") -> "Value":
+        return operate("gt", self, other)
+
+    def __ge__(self, other: "Operand") -> "Value":
+        return operate("ge", self, other)
+
+    def __eq__(self, other: "Operand") -> "Value":  # type: ignore[override]
+        return operate("eq", self, other)
+
+    def __ne__(self, other: "Operand") -> "Value":  # type: ignore[override]
+        return operate("ne", self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise TileError(
+            f"{_shown(self.expr)} is symbolic: it has no truth value while the kernel is traced",
+            user_span(),
+            instead="T.if_then_else(condition, a, b) for a value, `with T.If(condition):` for statements; "
+            "&, | and ~ for and, or and not; (a < b) & (b < c) for a < b < c",
+        )
+
+    def __int__(self) -> int:
+        self._refuse("int", "T.cast(value, T.int64) for a value of another type")
+
+    def __float__(self) -> float:
+        self._refuse("float", "T.cast(value, T.float32) for a value of another type")
+
+    def __index__(self) -> int:
+        self._refuse("Python index", "`for i in T.serial(n):` in place of range(n); T.Parallel for elements of a tile")
+
+    def __len__(self) -> int:
+        self._refuse("length", ".shape of the tile that the value comes from")
+
+    def __iter__(self) -> NoReturn:
+        self._refuse("sequence", "`for i in T.serial(n):`")
+
+    def _refuse(self, what: str, instead: str) -> NoReturn:
+        message = f"{_shown(self.expr)} is symbolic: it has no {what} while the kernel is traced"
+        raise TileError(message, user_span(), instead=instead)
+
+
+Operand = Value | Number
+
+
+def lift(value: object, like: DType | None = None) -> Value:
+    """`value` as a Value; a Python number takes the type `like`, or i64, f32 or bool by its own kind."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Value):
+        if isinstance(value.expr, Load) and isinstance(value.expr.source, Place):
+            raise TileError(
+                f"{value.expr.source.name} is an output: it can be written, not read",
+                user_span(),
+                instead="keep the value in a fragment and store that",
+            )
+        return value
+    if not isinstance(value, int | float | bool):
+        raise TileError(
+            f"expected a scalar, found {described(value)}",
+            user_span(),
+            instead="index a tile with one value per axis, inside `for … in T.Parallel(…)`",
+        )
+    if like is None:
+        return Value(const(value))
+    own = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
+    if own != like.row.kind and not (own == "int" and like.is_float):
+        raise TileError(
+            f"cannot mix {like} and the Python {own} {value!r}",
+            user_span(),
+            instead=f"T.cast(…, {name_of(like if own == 'int' else DType.F32)}) on one side",
+        )
+    return Value(const(value, like))
+
+
+def operate(name: str, *operands: object) -> Value:
+    """`OPS[name]` of operands brought to one type. TileError when they have none in common."""
+    values = together(operands)
+    kind = values[0].dtype.row.kind
+    if name in ("and", "or", "not") and kind != "bool":
+        raise TileError(
+            f"{name} needs bools, found {values[0].dtype}", user_span(), instead="compare first: (x > 0) & (y > 0)"
+        )
+    if kind == "bool" and name not in ("and", "or", "not", "eq", "ne"):
+        raise TileError(
+            f"{name} of bool", user_span(), instead="T.if_then_else(x, 1.0, 0.0) for a number, &, |, ~ for logic"
+        )
+    if name == "div" and kind == "int":
+        raise TileError(
+            f"/ of {values[0].dtype} and {values[-1].dtype}",
+            user_span(),
+            instead="// for a whole quotient, or T.cast both to a float first",
+        )
+    if kind == "int" and name in _FLOAT_ONLY:
+        raise TileError(
+            f"{name} of {values[0].dtype}", user_span(), instead=f"T.{name}(T.cast(x, T.float32)) for a float result"
+        )
+    if kind == "float" and name in ("floordiv", "mod"):
+        raise TileError(
+            f"{'//' if name == 'floordiv' else '%'} of {values[0].dtype}",
+            user_span(),
+            instead="T.floor(x / y) for a whole quotient",
+        )
+    return Value(apply(name, *(value.expr for value in values), span=user_span()), reads_of(values))
+
+
+_FLOAT_ONLY = frozenset(
+    ("sqrt", "rsqrt", "exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "sigmoid", "floor", "ceil", "round",
+     "isnan", "isinf", "pow")
+)  # fmt: skip
+
+
+def choose(condition: object, yes: object, no: object) -> Value:
+    """`yes` where `condition` holds, else `no`."""
+    test = lift(condition)
+    if test.dtype is not DType.BOOL:
+        raise TileError(
+            f"the condition is {test.dtype}", user_span(), instead="a comparison: T.if_then_else(x != 0, …, …)"
+        )
+    first, second = together((yes, no))
+    return Value(select(test.expr, first.expr, second.expr, span=user_span()), reads_of((test, first, second)))
+
+
+def convert(value: object, dtype: DType) -> Value:
+    """`value` as `dtype`, whatever its type; a number becomes a constant."""
+    if isinstance(value, int | float | bool):
+        return Value(const(value, dtype))
+    found = lift(value)
+    return Value(cast(found.expr, dtype, span=user_span()), found.reads)
+
+
+def assigned(value: object, dtype: DType) -> Value:
+    """`value` as it is stored into an element of `dtype`: floats narrow or widen, other kinds are not mixed."""
+    found = lift(value, dtype)
+    if found.dtype.row.kind != dtype.row.kind:
+        raise TileError(
+            f"cannot store {found.dtype} into an element of {dtype}",
+            user_span(),
+            instead=f"T.cast(value, {name_of(dtype)})",
+        )
+    return convert(found, dtype)
+
+
+def together(operands: tuple[object, ...]) -> tuple[Value, ...]:
+    """The operands as Values of one type."""
+    known = [lift(operand) for operand in operands if not _is_number(operand)]
+    if not known:
+        floats = any(isinstance(operand, float) for operand in operands)
+        return tuple(lift(operand, DType.F32 if floats else None) for operand in operands)
+    dtype = known[0].dtype
+    for value in known[1:]:
+        dtype = _wider(dtype, value.dtype)
+    return tuple(lift(operand, dtype) if _is_number(operand) else convert(lift(operand), dtype) for operand in operands)
+
+
+def _is_number(operand: object) -> bool:
+    return isinstance(operand, int | float | bool | np.generic)
+
+
+def _wider(left: DType, right: DType) -> DType:
+    if left is right:
+        return left
+    if left.row.kind == right.row.kind and left.row.bytes != right.row.bytes:
+        return left if left.row.bytes > right.row.bytes else right
+    narrow = right if left.is_float else left
+    raise TileError(
+        f"cannot mix {left} and {right}",
+        user_span(),
+        instead=f"T.cast(the {narrow} side, {name_of(left if narrow is right else right)})",
+    )
+
+
+def reads_of(values: tuple[Value, ...]) -> Reads:
+    """What a value computed from `values` was read from."""
+    return frozenset().union(*(value.reads for value in values))
+
+
+def index(value: object) -> Value:
+    """`value` as an i64 index."""
+    found = lift(value)
+    if not found.dtype.is_int:
+        raise TileError(
+            f"an index must be an integer, found {found.dtype}", user_span(), instead="T.cast(value, T.int64)"
+        )
+    return convert(found, DType.I64)
+
+
+def extent(value: object) -> Expr:
+    """`value`, a Python int or an integer Value, as the extent of an axis."""
+    return index(value).expr
+
+
+def plain(expr: Expr) -> "Value | int":
+    """An extent as kernels see it: a Python int when it is known, else a Value."""
+    return int(expr.value) if isinstance(expr, Const) else Value(expr)
+
+
+def program(expr: Expr, arguments: Mapping[Var, "Operand"]) -> Value:
+    """The scalar program `expr` with its variables replaced: how a spec's pointwise work enters a kernel."""
+    values = {var: convert(lift(argument, var.dtype), var.dtype) for var, argument in arguments.items()}
+    substituted = substitute(expr, {var: value.expr for var, value in values.items()})
+    return Value(substituted, reads_of(tuple(values.values())))
+
+
+_NAMES = {
+    DType.F64: "T.float64",
+    DType.F32: "T.float32",
+    DType.F16: "T.float16",
+    DType.BF16: "T.bfloat16",
+    DType.I64: "T.int64",
+    DType.I32: "T.int32",
+    DType.I8: "T.int8",
+    DType.U8: "T.uint8",
+    DType.BOOL: "T.bool",
+}
+
+
+def name_of(dtype: DType) -> str:
+    """How a kernel's author spells `dtype`."""
+    return _NAMES[dtype]
+
+
+def described(value: Any) -> str:
+    """A value of any kind in an error message."""
+    return str(value) if hasattr(value, "source") else f"{type(value).__name__} {value!r}"
+
+
+def _shown(expr: Expr) -> str:
+    text = str(expr)
+    if isinstance(expr, Sym | Var):
+        return text
+    return text if len(text) <= 60 else f"this {expr.dtype} value"
