@@ -65,7 +65,10 @@ class GraphWriter:
         return sum(int(part) if part.isdigit() else self._sizes[part] for part in dim.split(" + "))
 
     def input(self, name: str, dtype: npt.DTypeLike, dims: Sequence[Dim]) -> str:
-        """Declares a graph input."""
+        """Declares a graph input. Raises ValueError if the name is taken."""
+        if name in self._counts:
+            raise ValueError(f"the input {name!r} has the name of another value")
+        self._counts[name] = 1
         self._inputs.append(self._value_info(name, dtype, dims))
         return name
 

@@ -26,6 +26,8 @@ SUM_FACTOR = 4.0
 UNKNOWN_LENGTH = 4096  # reduction length assumed where the original could not be evaluated in double precision
 UNKNOWN_FACTOR = 16.0  # and the factor that then stands for the unmeasured error of a whole model
 
+PLAUSIBLE_NOISE = 2048.0  # a median error above this many unit roundoffs of the output is no rounding
+
 UNIT_ROUNDOFF = {
     np.dtype(dtype): float(ml_dtypes.finfo(dtype).eps) / 2
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -56,6 +58,22 @@ class OutputError:
             "allowed": self.allowed,
             "fault": self.fault,
         }
+
+
+def is_rounding(expected: Array, truth: Array) -> bool:
+    """Whether the original and double precision are close enough to be the same computation.
+
+    They are not where the double precision evaluator gives an operator another meaning than the runtime does: its
+    result says nothing about rounding then.
+    """
+    if expected.dtype not in UNIT_ROUNDOFF:
+        return True
+    wide = expected.astype(np.float64)
+    known = np.isfinite(wide) & np.isfinite(truth)
+    if not known.any():
+        return True
+    rms = math.sqrt(float(np.mean(np.square(wide[known]))))
+    return float(np.median(np.abs(wide[known] - truth[known]))) <= PLAUSIBLE_NOISE * UNIT_ROUNDOFF[expected.dtype] * rms
 
 
 def compare(name: str, expected: Array, actual: Array, *, truth: Array | None, longest: int) -> OutputError:

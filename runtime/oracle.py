@@ -29,6 +29,9 @@ FLOATS: dict[int, np.dtype[Any]] = {
 }
 
 
+FLATTENED_BEFORE_13 = frozenset(("Softmax", "LogSoftmax", "Hardmax"))  # onnx.reference has their later meaning only
+
+
 class OracleError(Exception):
     """The model cannot be evaluated in double precision; the message names the node and why."""
 
@@ -101,25 +104,38 @@ def evaluate(model: onnx.ModelProto, folder: Path, feeds: Mapping[str, Array], n
 def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[str, Array]) -> dict[str, Array]:
     """The node's outputs in double precision."""
     wide = _widen_node(node)
+    flattened = node.op_type in FLATTENED_BEFORE_13 and not node.domain and opsets.get("", 1) < 13
     missing = [name for name in node.input if name and name not in known]
     if missing:
         raise OracleError(f"node {node.name!r} ({node.op_type}) reads {missing[0]!r}, which nothing computes")
+    scope = {name: known[name] for name in {*node.input, *_captured(node)} if name in known}
+    if flattened:
+        scope[node.input[0]] = _flatten(wide, scope[node.input[0]])
     inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(known[name].dtype), known[name].shape)
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(scope[name].dtype), scope[name].shape)
         for name in dict.fromkeys(node.input)
         if name
     ]
     names = [name for name in node.output if name]
     outputs = [helper.make_empty_tensor_value_info(name) for name in names]
     graph = helper.make_graph([wide], "node", inputs, outputs)
-    scope = {name: known[name] for name in {*node.input, *_captured(node)} if name in known}
     try:
         with np.errstate(all="ignore"):
             evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=[Erf, GatherElements])
             values: Any = evaluator.run(names, scope)
     except Exception as error:
         raise OracleError(f"node {node.name!r} ({node.op_type}) cannot be evaluated: {error}") from error
-    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    shape = known[node.input[0]].shape if flattened else None
+    arrays = [np.asarray(value) if shape is None else np.reshape(value, shape) for value in values]
+    return dict(zip(names, arrays, strict=True))
+
+
+def _flatten(node: onnx.NodeProto, value: Array) -> Array:
+    """The matrix that Softmax of opset 12 and before normalises the rows of; `node` gets the matching axis."""
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+    del node.attribute[:]
+    node.attribute.append(helper.make_attribute("axis", 1))
+    return value.reshape(math.prod(value.shape[:axis]), -1)
 
 
 def _widen(value: Array) -> Array:

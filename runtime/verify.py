@@ -17,7 +17,7 @@ import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from runtime import inputs as model_inputs
-from runtime.compare import OutputError, compare
+from runtime.compare import OutputError, compare, is_rounding
 from runtime.oracle import OracleError, evaluate
 from runtime.session import DOMAIN, load
 
@@ -251,6 +251,8 @@ def _truth(
         shape = evaluation.values[name].shape
         if shape != value.shape:
             return {}, 1, f"output {name!r} has shape {shape} in onnx.reference, {value.shape} in ONNX Runtime"
+        if not is_rounding(value, evaluation.values[name]):
+            return {}, 1, f"onnx.reference and ONNX Runtime disagree on output {name!r} by more than rounding"
     return evaluation.values, evaluation.longest, None
 
 
