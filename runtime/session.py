@@ -5,7 +5,14 @@ The invariant: every kernel that the model names is in the library and runs on t
 quietly inline the function body of a node without a kernel; `load` says so instead.
 """
 
+from __future__ import annotations  # OrtEpDevice is not in every supported onnxruntime
+
 import ctypes
+import shutil
+import tempfile
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -15,6 +22,9 @@ DOMAIN = "tilefuse"
 PROVIDER = "TileFuseExecutionProvider"
 PROVIDER_MINIMUM = (1, 24)
 REGISTRATION_KEY = "tilefuse_registration"  # as in plugin_ep.c
+RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"  # for get_provider_graph_assignment_info()
+
+_REGISTERING = threading.Lock()  # two threads that load the same library register it once
 
 
 class LoadError(RuntimeError):
@@ -41,25 +51,50 @@ def load(path: str | Path, *, provider: bool = False, threads: int | None = None
         raise FileNotFoundError(f"{model}: no such model")
     if not library.is_file():
         raise FileNotFoundError(
-            f"{library}: the library with the kernels of {model.name} is missing. Run `tilefuse optimize` again, or open "
-            f"the model with plain onnxruntime, which runs the function bodies (correct, but unfused)."
+            f"{library}: the library with the kernels of {model.name} is missing. Run `tilefuse optimize` again, "
+            f"or open the model with plain onnxruntime, which runs the function bodies (correct, but unfused)."
         )
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}, expected at least 1")
-    _check_library(model, library)
     options = ort.SessionOptions()
     if threads is not None:
         options.intra_op_num_threads = threads
-    if not provider:
-        options.register_custom_ops_library(str(library))
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    options.add_provider_for_devices([_provider_device(library)], {})
-    return ort.InferenceSession(model, options)
+    with _loadable(library) as file:
+        _check_library(model, library, file)
+        if not provider:
+            options.register_custom_ops_library(str(file))
+            return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        options.add_session_config_entry(RECORD_ASSIGNMENT, "1")
+        options.add_provider_for_devices([_provider_device(library, file)], {})
+        return ort.InferenceSession(str(model), options)
 
 
-def _check_library(model: Path, library: Path) -> None:
-    """Raise unless this processor runs the library and it has every kernel that the model names."""
-    loaded = ctypes.CDLL(str(library))
+@contextmanager
+def _loadable(library: Path) -> Generator[Path]:
+    """Yield a path under which the dynamic loader finds `library` as it is now.
+
+    The loader goes by path: once a process has loaded a library, its path means that one, even after the file was
+    replaced by another. A replaced library is loaded from a passing copy.
+    """
+    inode = library.stat().st_ino
+    mapped: set[int] = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        _, _, _, _, inode_text, *path = line.split(maxsplit=5)
+        if path and path[0].removesuffix(" (deleted)") == str(library):
+            mapped.add(int(inode_text))
+    if mapped <= {inode}:
+        yield library
+        return
+    with tempfile.TemporaryDirectory(prefix="tilefuse-") as folder:
+        yield Path(shutil.copy(library, folder))
+
+
+def _check_library(model: Path, library: Path, file: Path) -> None:
+    """Raise unless this processor runs `library` (loaded from `file`) and it has every kernel that `model` names."""
+    try:
+        loaded = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise LoadError(f"{library}: cannot be loaded: {error}") from error
     try:
         variant, kernel_name = loaded.TileFuseVariant, loaded.TileFuseKernelName
     except AttributeError as error:
@@ -69,8 +104,8 @@ def _check_library(model: Path, library: Path) -> None:
     wanted = {f.name for f in onnx.load(str(model), load_external_data=False).functions if f.domain == DOMAIN}
     if wanted and variant() is None:
         raise LoadError(
-            f"{library}: this processor lacks the instructions that the library was built for. Run `tilefuse optimize` on "
-            f"this machine, or open {model.name} with plain onnxruntime, which runs the function bodies."
+            f"{library}: this processor lacks the instructions that the library was built for. Run `tilefuse optimize` "
+            f"on this machine, or open {model.name} with plain onnxruntime, which runs the function bodies."
         )
     offered: set[str] = set()
     while (name := kernel_name(len(offered))) is not None:
@@ -82,21 +117,21 @@ def _check_library(model: Path, library: Path) -> None:
         )
 
 
-def _provider_device(library: Path) -> ort.OrtEpDevice:
-    """Return the library's CPU device, registering the library first unless this process has done so already."""
+def _provider_device(library: Path, file: Path) -> ort.OrtEpDevice:
+    """Return the CPU device of `library`, registering it (from `file`) unless this process has done so already."""
     version = tuple(int(part) for part in ort.__version__.split(".")[:2])
     if version < PROVIDER_MINIMUM:
         raise LoadError(
-            f"provider=True needs onnxruntime {'.'.join(map(str, PROVIDER_MINIMUM))} or newer, found {ort.__version__}. "
-            f"Without it the same kernels run as custom ops."
+            f"provider=True needs onnxruntime {'.'.join(map(str, PROVIDER_MINIMUM))} or newer, found "
+            f"{ort.__version__}. Without it the same kernels run as custom ops."
         )
-    # A library that was written again is another library, though its path is the same.
     stat = library.stat()
     registration = f"tilefuse:{library}:{stat.st_ino}:{stat.st_mtime_ns}"
-    device = _find_device(registration)
-    if device is None:
-        ort.register_execution_provider_library(registration, str(library))
+    with _REGISTERING:
         device = _find_device(registration)
+        if device is None:
+            ort.register_execution_provider_library(registration, str(file))
+            device = _find_device(registration)
     if device is None:
         raise LoadError(f"{library}: onnxruntime {ort.__version__} offers no CPU device for {PROVIDER}")
     return device

@@ -9,6 +9,7 @@
 #include "custom_ops.h"
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -184,21 +185,29 @@ static OrtStatus* fill_domain(tile_ops* ops, const tile_variant* variant) {
     return NULL;
 }
 
+/* Why the kernels cannot run here, once a process. */
+__attribute__((format(printf, 1, 2))) static void warn_once(const char* format, ...) {
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    if (atomic_flag_test_and_set(&warned)) return;
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("tilefuse: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputs("; the model runs through its function bodies, unfused\n", stderr);
+    va_end(arguments);
+}
+
 /* `*out` stays NULL, without a status, where the kernels cannot run. */
 static OrtStatus* create_ops(const OrtApiBase* base, tile_ops** out) {
     const tile_variant* variant = tile_supported_variant();
     if (variant == NULL && tile_generated_library.n_variants > 0) {
-        fprintf(stderr,
-                "tilefuse: this processor lacks %s, the least that the library was built for; "
-                "the model runs through its function bodies, unfused\n",
-                tile_generated_library.variants[tile_generated_library.n_variants - 1].isa);
+        warn_once("this processor lacks %s, the least that the library was built for",
+                  tile_generated_library.variants[tile_generated_library.n_variants - 1].isa);
         return NULL;
     }
     tile_host host;
     if (!tile_open_host(base, &host)) {
-        fprintf(stderr,
-                "tilefuse: ONNX Runtime %s is older than 1.%d; the model runs through its function bodies, unfused\n",
-                base->GetVersionString(), ORT_API_CUSTOM_OPS);
+        warn_once("ONNX Runtime %s is older than 1.%d", base->GetVersionString(), ORT_API_CUSTOM_OPS);
         return NULL;
     }
     int32_t count = variant == NULL ? 0 : variant->n_kernels;

@@ -1,4 +1,4 @@
-/* The generated kernels as custom ops of one ONNX Runtime, made once per runtime and kept for the life of the process. */
+/* The generated kernels as custom ops of one ONNX Runtime: made once per runtime, kept for the life of the process. */
 #ifndef CUSTOM_OPS_H
 #define CUSTOM_OPS_H
 

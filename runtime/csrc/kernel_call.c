@@ -1,6 +1,6 @@
 /* How one call runs. ONNX Runtime gives the input tensors; the kernel's `bind` turns their shapes into symbols or says
- * what is wrong with them; the outputs are allocated; then the tasks are cut into contiguous chunks, which the session's
- * own thread pool takes (threads of ours would fight its spinning ones).
+ * what is wrong with them; the outputs are allocated; then the tasks are cut into contiguous chunks, which the
+ * session's own thread pool takes (threads of ours would fight its spinning ones).
  *
  * The path is short on purpose: a transformer has about a hundred such calls a run, some of a few microseconds.
  */
@@ -134,8 +134,9 @@ static OrtStatus* bind_inputs(const tile_host* host, OrtKernelContext* context, 
             TILE_TRY(copy_shape(api, value, &type, storage[i], &rank));
         }
         if (type != kernel->input_types[i]) {
-            return tile_refuse(api, ORT_INVALID_ARGUMENT, kernel->name, "input %d has ONNX element type %d, expected %d",
-                               (int)i, (int)type, (int)kernel->input_types[i]);
+            return tile_refuse(api, ORT_INVALID_ARGUMENT, kernel->name,
+                               "input %d has ONNX element type %d, expected %d", (int)i, (int)type,
+                               (int)kernel->input_types[i]);
         }
         if (rank > TILE_MAX_RANK) {
             return tile_refuse(api, ORT_INVALID_ARGUMENT, kernel->name, "input %d has rank %zu, expected at most %d",
@@ -214,7 +215,8 @@ OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, Or
         run_chunk(&job, 0);
     } else {
         /* As many batches as chunks: a thread that has done its share takes over chunks of the others. */
-        TILE_TRY(host->api->KernelContext_ParallelFor(context, run_chunk, (size_t)job.chunks, (size_t)job.chunks, &job));
+        size_t chunks = (size_t)job.chunks;
+        TILE_TRY(host->api->KernelContext_ParallelFor(context, run_chunk, chunks, chunks, &job));
     }
     if (atomic_load_explicit(&job.out_of_memory, memory_order_relaxed)) {
         return tile_refuse(host->api, ORT_FAIL, kernel->name, "no memory for %zu bytes of scratch per thread",

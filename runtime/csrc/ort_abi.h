@@ -155,8 +155,8 @@ ORT_SLOT(OrtCustomOp, InferOutputShapeFn, 19);
 typedef OrtStatus* (*OrtKernelCreateFunc)(void* state, const OrtKernelInfo* info, OrtKernelImpl** out);
 
 struct OrtEpApi {
-    OrtStatus* (*CreateEpDevice)(OrtEpFactory* factory, const OrtHardwareDevice* device, const OrtKeyValuePairs* metadata,
-                                 const OrtKeyValuePairs* options, OrtEpDevice** out);
+    OrtStatus* (*CreateEpDevice)(OrtEpFactory* factory, const OrtHardwareDevice* device,
+                                 const OrtKeyValuePairs* metadata, const OrtKeyValuePairs* options, OrtEpDevice** out);
     ORT_GAP(1, 2);
     OrtStatus* (*EpGraphSupportInfo_AddSingleNode)(OrtEpGraphSupportInfo* info, const OrtNode* node);
     ORT_GAP(4, 17);

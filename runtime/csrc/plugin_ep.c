@@ -254,7 +254,7 @@ TILE_EXPORT OrtStatus* CreateEpFactories(const char* registration, const OrtApiB
     if (ops == NULL) return NULL; /* said on stderr why */
     if (tile_ort_minor(base) < ORT_API_KERNEL_EP) {
         return tile_refuse(ops->host.api, ORT_FAIL, PROVIDER_NAME,
-                           "needs ONNX Runtime 1.%d or newer, found %s; register the library for its custom ops instead",
+                           "needs ONNX Runtime 1.%d or newer, found %s; register the library's custom ops instead",
                            ORT_API_KERNEL_EP, base->GetVersionString());
     }
     if (capacity < 1) return tile_refuse(ops->host.api, ORT_INVALID_ARGUMENT, PROVIDER_NAME, "no room for a factory");

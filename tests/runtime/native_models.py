@@ -1,8 +1,9 @@
 """Models over the hand-written kernels of csrc/hand_kernels.c: each node has a function body that says the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
@@ -10,6 +11,7 @@ DOMAIN = "tilefuse"
 OPSET = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]  # what ONNX Runtime 1.17 knows
 IR_VERSION = 8
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+SAMPLER_OUTPUTS = (("mean", FLOAT, 2), ("rest", FLOAT, 2), ("fourfold", FLOAT, 1), ("triple", INT64, 2))
 
 
 def _constant(name: str, values: Sequence[int] | Sequence[float], kind: int, dims: Sequence[int] = ()) -> NodeProto:
@@ -98,10 +100,7 @@ def write_sampler(path: Path) -> Path:
             helper.make_tensor_value_info("flat", FLOAT, ["p"]),
             helper.make_tensor_value_info("ids", INT64, ["q"]),
         ],
-        [
-            helper.make_tensor_value_info(name, kind, [None] * rank)
-            for name, kind, rank in [("mean", FLOAT, 2), ("rest", FLOAT, 2), ("fourfold", FLOAT, 1), ("triple", INT64, 2)]
-        ],
+        [helper.make_tensor_value_info(name, kind, [None] * rank) for name, kind, rank in SAMPLER_OUTPUTS],
     )
     return _save(graph, path)
 
@@ -116,3 +115,28 @@ def write_chain(path: Path, length: int, *, op: str = "ScaleAdd_0a") -> Path:
         [helper.make_tensor_value_info("y", FLOAT, ["n", "m"])],
     )
     return _save(graph, path)
+
+
+def sample_feeds(n: int, m: int, *, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return inputs of the sampler: x [n, m], s [m], flat [n], ids [n]."""
+    random = np.random.default_rng(seed)
+    return {
+        "x": random.standard_normal((n, m), dtype=np.float32),
+        "s": random.standard_normal(m, dtype=np.float32),
+        "flat": random.standard_normal(n, dtype=np.float32),
+        "ids": random.integers(-(2**40), 2**40, n),
+    }
+
+
+def expect_sample(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the sampler's outputs in float64, by name."""
+    scaled = feeds["x"].astype(np.float64) * feeds["s"] + 1.0
+    mean = scaled.mean(axis=1, keepdims=True) if scaled.shape[1] else np.full((scaled.shape[0], 1), np.nan)
+    zero = np.zeros(1)
+    twice = np.concatenate([feeds["flat"], feeds["flat"], zero])
+    return {
+        "mean": mean,
+        "rest": scaled - mean,
+        "fourfold": np.concatenate([twice, twice, zero]),
+        "triple": np.stack([feeds["ids"]] * 3, axis=1),
+    }

@@ -31,7 +31,8 @@ static size_t no_scratch(const int64_t* symbols) {
 
 /* ---- ScaleAdd_0a: y[n, m] = x[n, m] * s[m] + 1 ---- */
 
-static int32_t scale_bind(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error, size_t size) {
+static int32_t scale_bind(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error,
+                          size_t size) {
     if (ranks[0] != 2 || ranks[1] != 1) {
         snprintf(error, size, "ranks are %d and %d, expected 2 and 1", (int)ranks[0], (int)ranks[1]);
         return 1;
@@ -77,9 +78,10 @@ static const tile_kernel scale = {
     .run = scale_run,
 };
 
-/* ---- MeanSplit_0b: mean[n, 1] of x[n, m] over m, and x - mean; through scratch, to catch threads that share it ---- */
+/* ---- MeanSplit_0b: mean[n, 1] of x[n, m] over m, and x - mean: through scratch ---- */
 
-static int32_t mean_bind(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error, size_t size) {
+static int32_t mean_bind(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error,
+                         size_t size) {
     if (ranks[0] != 2) {
         snprintf(error, size, "input 0 has rank %d, expected 2", (int)ranks[0]);
         return 1;
