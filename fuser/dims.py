@@ -91,7 +91,8 @@ class Dims:
         if depth == 0:
             return False
         outer = dict.fromkeys(atom for term in poly for atom in term if isinstance(atom, Op))
-        choice = next((node for atom in outer for node in walk(atom) if isinstance(node, Op) and node.name in CHOICES), None)
+        inner = (node for atom in outer for node in walk(atom) if isinstance(node, Op))
+        choice = next((node for node in inner if node.name in CHOICES), None)
         if choice is not None:  # the innermost one first
             return all(
                 self._proved(_put(poly, choice, value), [*(_put(b, choice, value) for b in bounds), *extra], depth - 1)
@@ -197,7 +198,7 @@ class Dims:
     def broadcast(self, a: Expr, b: Expr) -> Expr:
         """The dim that numpy broadcasting of `a` and `b` gives; a select of the two when either may be 1."""
         for x, y in ((a, b), (b, a)):
-            if x == y or x == ONE:
+            if x in (y, ONE):
                 return y
             if isinstance(x, Const) and isinstance(y, Const):
                 return x if y == ONE else y if x == ONE else x

@@ -183,12 +183,12 @@ STANDARD: Mapping[str, Rule] = {
     "SimplifiedLayerNormalization": layer_normalization,  # ONNX Runtime puts it in the standard domain
 }
 
+CONTRIB_SAME = (
+    "BiasAdd BiasDropout BiasGelu BiasSoftmax DequantizeLinear FastGelu Gelu GroupNorm MoE QLinearLeakyRelu "
+    "QLinearSigmoid QLinearSoftmax QMoE QuantizeLinear QuickGelu RotaryEmbedding Trilu"
+)
 CONTRIB: Mapping[str, Rule] = {
-    **dict.fromkeys(
-        "BiasAdd BiasDropout BiasSoftmax DequantizeLinear FastGelu Gelu GroupNorm MoE QLinearLeakyRelu QLinearSigmoid QMoE "
-        "QLinearSoftmax QuantizeLinear QuickGelu RotaryEmbedding Trilu BiasGelu".split(),
-        same,
-    ),
+    **dict.fromkeys(CONTRIB_SAME.split(), same),
     "Attention": fused_attention,
     "BiasSplitGelu": bias_split,
     "DecoderMaskedMultiHeadAttention": multi_head_attention,

@@ -118,7 +118,8 @@ def reshape(call: Call) -> Result:
         rank = integer(wanted[0]) if wanted else None
         return [None if rank is None else tuple(call.fresh(str(axis)) for axis in range(rank))]
     safe = tuple(
-        size if size == dim(-1) or call.dims.nonnegative(size) else call.fresh(str(axis)) for axis, size in enumerate(target)
+        size if size == dim(-1) or call.dims.nonnegative(size) else call.fresh(str(axis))
+        for axis, size in enumerate(target)
     )
     return [reshaped(call.dims, old, safe, keep_zero=bool(call.integer("allowzero")))]
 
@@ -207,7 +208,9 @@ def concat(call: Call) -> Result:
     rest = list(shapes[0])
     for shape in shapes:
         total = total + shape[axis]
-        rest = [a if i == axis else call.dims.must_equal(a, b) for i, (a, b) in enumerate(zip(rest, shape, strict=True))]
+        rest = [
+            a if i == axis else call.dims.must_equal(a, b) for i, (a, b) in enumerate(zip(rest, shape, strict=True))
+        ]
     return [(*rest[:axis], total, *rest[axis + 1 :])]
 
 
@@ -502,17 +505,17 @@ SAME = (
     "Not QuantizeLinear RMSNormalization RandomNormalLike RandomUniformLike Reciprocal Relu ReverseSequence "
     "RotaryEmbedding Round ScatterElements Scatter ScatterND Selu Shrink Sigmoid Sign Sin Sinh Softmax Softplus "
     "Softsign Sqrt Swish Tan Tanh TensorScatter ThresholdedRelu Trilu Bernoulli"
-).split()
+)
 BROADCAST = (
     "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
     "Mod Mul Or PRelu Pow Sub Sum Where Xor"
-).split()
-REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()
+)
+REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(SAME, same),
-    **dict.fromkeys(BROADCAST, broadcast),
-    **{f"Reduce{name}": reduce for name in REDUCE},
+    **dict.fromkeys(SAME.split(), same),
+    **dict.fromkeys(BROADCAST.split(), broadcast),
+    **{f"Reduce{name}": reduce for name in REDUCE.split()},
     "ArgMax": arg_reduce,
     "ArgMin": arg_reduce,
     "BatchNormalization": batch_normalization,

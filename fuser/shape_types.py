@@ -72,10 +72,10 @@ def embedding(call: Call) -> Types:
     return [call.dtype(2), ir.DataType.INT32, call.dtype(2)][: len(call.node.outputs)]
 
 
-COMPARISONS = "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor".split()
+COMPARISONS = "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor"
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(COMPARISONS, always(BOOL)),
+    **dict.fromkeys(COMPARISONS.split(), always(BOOL)),
     "ArgMax": always(INT64),
     "ArgMin": always(INT64),
     "Cast": attribute("to", lambda _: None),

@@ -57,16 +57,14 @@ class Shapes:
 
 def infer(model: ir.Model) -> Shapes:
     """Shapes, types and contents of every value in the graph and its subgraphs. The model is not changed."""
-    facts = Facts()
+    facts, engine = Facts(), _infer_once(model, Facts())
     for _ in range(ROUNDS):
-        engine = _Engine(model, Dims(facts))
-        engine.enter_inputs(model.graph.inputs)
-        engine.infer_graph(model.graph)
         found = engine.dims.found
         if set(found.equal) <= set(facts.equal) and set(found.bounds) <= set(facts.bounds):
             break
         equal = {**dict(facts.equal), **{a: b for a, b in found.equal if a not in dict(facts.equal)}}
         facts = Facts(tuple(equal.items()), tuple(dict.fromkeys((*facts.bounds, *found.bounds))))
+        engine = _infer_once(model, facts)
     known = engine.known
     return Shapes(
         MappingProxyType(known.shapes),
@@ -75,6 +73,13 @@ def infer(model: ir.Model) -> Shapes:
         facts,
         frozenset(engine.dims.fresh),
     )
+
+
+def _infer_once(model: ir.Model, facts: Facts) -> "_Engine":
+    engine = _Engine(model, Dims(facts))
+    engine.enter_inputs(model.graph.inputs)
+    engine.infer_graph(model.graph)
+    return engine
 
 
 @dataclass(slots=True)
@@ -283,7 +288,8 @@ class _Engine:
         contents = [self.known.contents.get(source) for source in sources]
         first = contents[0] if contents else None
         if first is not None and all(
-            other is not None and other.shape == first.shape and list(other.flat) == list(first.flat) for other in contents
+            other is not None and other.shape == first.shape and list(other.flat) == list(first.flat)
+            for other in contents
         ):
             self.known.contents[value] = first
         dtype = self.known.dtypes.get(sources[0]) if sources else None
@@ -347,7 +353,11 @@ class _Engine:
             self.known.shapes[value] = (*shape[:axis], length, *shape[axis:])
 
     def _settle(
-        self, body: ir.Graph, initial: Sequence[ir.Value | None], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
+        self,
+        body: ir.Graph,
+        initial: Sequence[ir.Value | None],
+        inputs: Sequence[ir.Value],
+        outputs: Sequence[ir.Value],
     ) -> None:
         """Infer a loop's body until the dims of its carried values are the same before and after it."""
         recording, self.dims.recording = self.dims.recording, False

@@ -1,0 +1,192 @@
+"""Reads an ONNX file into the one form that the fuser works on.
+
+Comes in: a path. Goes out: an onnx-ir model without model-local functions (but those of domain `tilefuse`), with
+constants as initializers, no identities, and foldable shape arithmetic folded. Weights in external files stay there and
+are mapped into memory when somebody asks for them. Inputs and outputs are those of the file, names and order included.
+
+A file that ONNX Runtime could not run is refused with a `LoadError` of one line.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx import inliner
+from onnx_ir.passes import common
+
+from fuser.simplify import simplify
+
+DOMAIN = "tilefuse"
+OLDEST_OPSET = 7
+LFS_POINTER = b"version https://git-lfs"
+
+
+class LoadError(ValueError):
+    """A file that is not a model that can be run. The message is one line and starts with the path."""
+
+
+def load(path: Path) -> ir.Model:
+    """The model at `path`, simplified; see the module docstring. Raises LoadError."""
+    path = Path(path)
+    proto = _read(path)
+    try:
+        _check(proto)
+        if any(function.domain != DOMAIN for function in proto.functions):
+            proto = _inlined(proto)
+        model = _deserialized(proto, path)
+    except LoadError as error:
+        raise LoadError(f"{path}: {error}") from error
+    if model.ir_version < 4:  # initializers had to be inputs too, and were constants all the same
+        common.RemoveInitializersFromInputsPass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    simplify(model)
+    return model
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise LoadError(f"{path}: there is no such file")
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise LoadError(f"{path}: this is a Git LFS pointer, not the model: run `git lfs pull`")
+    try:
+        proto = onnx.load(path, format="protobuf", load_external_data=False)
+    except DecodeError as error:
+        raise LoadError(f"{path}: not an ONNX model, or the file is cut short ({path.stat().st_size} bytes)") from error
+    if not proto.ir_version or not proto.HasField("graph") or not proto.graph.output:
+        raise LoadError(f"{path}: not an ONNX model, or the file is cut short ({path.stat().st_size} bytes): no graph")
+    return proto
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """All functions inlined but ours; functions of another opset are converted on the way."""
+    ours = [(function.domain, function.name) for function in proto.functions if function.domain == DOMAIN]
+    try:
+        if ours:
+            return inliner.inline_selected_functions(proto, ours, exclude=True)
+        return inliner.inline_local_functions(proto, convert_version=True)
+    except (RuntimeError, ValueError) as error:
+        raise LoadError(f"its model-local functions cannot be inlined: {_first_line(error)}") from error
+
+
+def _deserialized(proto: onnx.ModelProto, path: Path) -> ir.Model:
+    try:
+        model = ir.from_proto(proto)
+    except (ValueError, TypeError, KeyError) as error:
+        raise LoadError(f"the graph is not valid: {_first_line(error)}") from error
+    for graph in model.graphs():
+        ir.external_data.set_base_dir(graph, path.parent)
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                _check_external(value.const_value)
+    try:
+        model.graph.sort()
+    except ValueError as error:
+        raise LoadError("the graph has a cycle: a node needs its own result") from error
+    return model
+
+
+def _check_external(tensor: ir.ExternalTensor) -> None:
+    file = Path(tensor.path)
+    if not file.is_file():
+        raise LoadError(f"the weights of {tensor.name!r} should be in {file}, which is missing: put it there")
+    end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+    size = file.stat().st_size
+    if size < end:
+        raise LoadError(f"{file} has {size} bytes; the weights of {tensor.name!r} end at byte {end}: it is cut short")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# -- checking ---------------------------------------------------------------------------------------------------------
+
+
+def _check(proto: onnx.ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), None)
+    if version is not None and not OLDEST_OPSET <= version <= newest:
+        raise LoadError(f"opset {version} is not supported, {OLDEST_OPSET} to {newest} are: convert the model")
+    if version is None and any(node.domain in ("", "ai.onnx") for node in proto.graph.node):
+        raise LoadError("the model does not say which opset it uses")
+    _check_graph(proto.graph, set())
+    for function in proto.functions:
+        _check_names(function.node, set(function.input), f"function {function.name}", set())
+        missing = [name for name in function.output if name not in _made_by(function.node) | set(function.input)]
+        if missing:
+            raise LoadError(f"function {function.name} returns {missing[0]!r}, which it does not compute")
+
+
+def _check_graph(graph: onnx.GraphProto, outer: set[str]) -> None:
+    inputs = [value.name for value in graph.input]
+    _refuse_twice(inputs, "input")
+    _refuse_twice([tensor.name for tensor in graph.initializer], "initializer")
+    for tensor in graph.initializer:
+        _check_size(tensor)
+    sparse = {tensor.values.name for tensor in graph.sparse_initializer}
+    given = {*inputs, *(tensor.name for tensor in graph.initializer), *sparse}
+    _check_names(graph.node, given, f"graph {graph.name!r}", outer)
+    known = given | _made_by(graph.node) | outer
+    for value in graph.output:
+        if value.name not in known:
+            raise LoadError(f"the output {value.name!r} is not computed by any node")
+
+
+def _made_by(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    return {name for node in nodes for name in node.output if name}
+
+
+def _check_names(nodes: Iterable[onnx.NodeProto], given: set[str], where: str, outer: set[str]) -> None:
+    """Every value is computed once, and every value that is read is computed somewhere."""
+    nodes = list(nodes)
+    made = set(given)
+    for node in nodes:
+        for name in node.output:
+            if name and name in made:
+                raise LoadError(f"two values of {where} have the name {name!r}, the second from {_label(node)}")
+            made.add(name)
+    known = made | outer | {""}
+    for node in nodes:
+        for name in node.input:
+            if name not in known:
+                raise LoadError(f"{_label(node)} reads {name!r}, which nothing computes")
+        for subgraph in _subgraphs(node):
+            _check_graph(subgraph, known)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _label(node: onnx.NodeProto) -> str:
+    return f"node {node.name!r} ({node.op_type})" if node.name else f"a {node.op_type} node"
+
+
+def _refuse_twice(names: list[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise LoadError(f"two {what}s have the name {name!r}")
+        seen.add(name)
+
+
+def _check_size(tensor: onnx.TensorProto) -> None:
+    """Weights in the file are as long as their shape says."""
+    if not tensor.HasField("raw_data") or tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return
+    needed = (prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    if len(tensor.raw_data) != needed:
+        raise LoadError(
+            f"the initializer {tensor.name!r} of shape {list(tensor.dims)} has {len(tensor.raw_data)} bytes, "
+            f"not {needed}: the file is damaged"
+        )
