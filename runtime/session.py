@@ -45,7 +45,7 @@ def load(path: str | Path, *, provider: bool = False, threads: int | None = None
         ValueError: `threads` is below 1.
         LoadError: the library lacks a kernel of the model, this processor cannot run it, or ONNX Runtime is too old.
     """
-    model = Path(path).resolve()
+    model = Path(path).absolute()  # not resolved: a linked model has its library beside the link
     library = model.with_suffix(".so")
     if not model.is_file():
         raise FileNotFoundError(f"{model}: no such model")
@@ -76,17 +76,18 @@ def _loadable(library: Path) -> Generator[Path]:
     The loader goes by path: once a process has loaded a library, its path means that one, even after the file was
     replaced by another. A replaced library is loaded from a passing copy.
     """
-    inode = library.stat().st_ino
+    real = library.resolve()
+    inode = real.stat().st_ino
     mapped: set[int] = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         _, _, _, _, inode_text, *path = line.split(maxsplit=5)
-        if path and path[0].removesuffix(" (deleted)") == str(library):
+        if path and path[0].removesuffix(" (deleted)") == str(real):
             mapped.add(int(inode_text))
     if mapped <= {inode}:
-        yield library
+        yield real
         return
     with tempfile.TemporaryDirectory(prefix="tilefuse-") as folder:
-        yield Path(shutil.copy(library, folder))
+        yield Path(shutil.copy(real, folder))
 
 
 def _check_library(model: Path, library: Path, file: Path) -> None:
@@ -107,10 +108,10 @@ def _check_library(model: Path, library: Path, file: Path) -> None:
             f"{library}: this processor lacks the instructions that the library was built for. Run `tilefuse optimize` "
             f"on this machine, or open {model.name} with plain onnxruntime, which runs the function bodies."
         )
-    offered: set[str] = set()
+    offered: list[str] = []
     while (name := kernel_name(len(offered))) is not None:
-        offered.add(name.decode())
-    if missing := sorted(wanted - offered):
+        offered.append(name.decode())
+    if missing := sorted(wanted.difference(offered)):
         raise LoadError(
             f"{library}: has no kernel {', '.join(missing)}, which {model.name} names: the two were not written "
             f"together. Run `tilefuse optimize` again."

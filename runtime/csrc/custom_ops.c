@@ -199,15 +199,19 @@ __attribute__((format(printf, 1, 2))) static void warn_once(const char* format, 
 
 /* `*out` stays NULL, without a status, where the kernels cannot run. */
 static OrtStatus* create_ops(const OrtApiBase* base, tile_ops** out) {
+    tile_host host;
+    if (!tile_open_host(base, &host)) {
+        warn_once("ONNX Runtime %s is older than 1.%d", base->GetVersionString(), ORT_API_CUSTOM_OPS);
+        return NULL;
+    }
+    if (tile_generated_library.abi != TILE_ABI_VERSION) {
+        return tile_refuse(host.api, ORT_FAIL, TILE_DOMAIN, "the kernels have ABI version %d, expected %d",
+                           (int)tile_generated_library.abi, TILE_ABI_VERSION);
+    }
     const tile_variant* variant = tile_supported_variant();
     if (variant == NULL && tile_generated_library.n_variants > 0) {
         warn_once("this processor lacks %s, the least that the library was built for",
                   tile_generated_library.variants[tile_generated_library.n_variants - 1].isa);
-        return NULL;
-    }
-    tile_host host;
-    if (!tile_open_host(base, &host)) {
-        warn_once("ONNX Runtime %s is older than 1.%d", base->GetVersionString(), ORT_API_CUSTOM_OPS);
         return NULL;
     }
     int32_t count = variant == NULL ? 0 : variant->n_kernels;

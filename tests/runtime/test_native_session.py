@@ -188,6 +188,14 @@ def test_rewritten_library_replaces_the_loaded_one(tmp_path: Path, library: Path
         check_run(load(model, provider=provider), native_models.sample_feeds(3, 4))
 
 
+def test_linked_model_finds_the_library_beside_the_link(sampler: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "links"
+    folder.mkdir()
+    (folder / "linked.onnx").symlink_to(sampler)
+    (folder / "linked.so").symlink_to(sampler.with_suffix(".so"))
+    check_run(load(folder / "linked.onnx"), native_models.sample_feeds(3, 4))
+
+
 def test_unsupported_processor_is_an_error_of_load_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = native_build.build_library(tmp_path / "sampler.so", flags=["-DHAND_UNSUPPORTED"])
     model = native_models.write_sampler(tmp_path / "sampler.onnx")

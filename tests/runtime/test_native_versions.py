@@ -99,3 +99,16 @@ def test_release_runs_the_library(folder: Path, release: tuple[str, Path | None]
     assert "ScaleAdd_0a: input 1 dim 0 is 2, expected 70" in report["refusal"]
     assert report["dims"]["rest"] == ["n", "m"]
     assert report["dims"]["mean"] == ["n", 1]
+
+
+def test_two_releases_live_in_one_process(folder: Path, request: pytest.FixtureRequest) -> None:
+    other = install_release("1.24.4", request.config.cache.mkdir("onnxruntime"))
+    assert other is not None
+    host = native_build.build_host(folder / "host")
+    libraries = [native_build.find_onnxruntime(), *(other / "onnxruntime" / "capi").glob("libonnxruntime.so.*")]
+    for mode in ("custom", "provider"):
+        command = [str(host), str(folder / "sampler.onnx"), str(folder / "sampler.so"), mode, *map(str, libraries)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert f"{INSTALLED} {mode}: right" in done.stdout
+        assert f"1.24.4 {mode}: right" in done.stdout
