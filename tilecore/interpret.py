@@ -1,7 +1,8 @@
 """The numpy interpreter of tile programs: the oracle of compiled code and the debugger of kernel authors.
 
 Comes in: a concrete program (no tunables) and its input arrays. Goes out: its outputs. Nothing here is fast. Fresh
-tile buffers and outputs hold a poison (NaN, or the smallest integer), so that an element read before it is written shows.
+tile buffers and outputs hold a poison (NaN, or the smallest integer), so that an
+element read before it is written shows.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """The tile language, imported as `T`: what the text of a kernel may use.
 
 A kernel is an ordinary function run once by `tilecore.trace.trace`; these functions append statements to the program
-being traced, or build scalar expressions. Loops over `T.Parallel` are elementwise; everything else works on whole tiles.
+being traced, or build scalar expressions. Loops over `T.Parallel` are elementwise; everything else works on whole
+tiles.
 """
 
 import builtins
@@ -65,7 +66,7 @@ def alloc_fragment(shape: Any, dtype: "DType | str") -> Handle:
 
 
 def copy(src: Any, dst: Any) -> None:
-    """`dst` = `src`, cast to the type of `dst`. A side is a buffer, an operand indexed at the tile's origin, or a slice."""
+    """`dst` = `src`, cast to the type of `dst`. A side is a buffer, an operand at the tile's origin, or a slice."""
     source, target = tiles_of(src, dst)
     current("T.copy").emit(ir.Copy(source, target, user_span()), writes=target.source)
 
@@ -93,7 +94,7 @@ def clear(dst: Handle) -> None:
 
 
 def reduce(kind: str, src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
-    """`dst` = the `kind` ("sum", "max", "min", "prod") of `src` over axis `dim`; joined with the old `dst` unless `clear`."""
+    """`dst` = the "sum", "max", "min" or "prod" of `src` over axis `dim`; joined with the old `dst` unless `clear`."""
     source, target = _buffer(src, f"T.reduce_{kind}"), _buffer(dst, f"T.reduce_{kind}")
     rank = len(source.shape)
     if not -rank <= dim < rank:

@@ -47,7 +47,8 @@ def _statement(stmt: Stmt) -> Iterator[str]:
             b = stmt.b.name + ("ᵀ" if stmt.transpose_b else "")
             yield f"gemm {stmt.c.name} {'=' if stmt.clear else '+='} {a} · {b}"
         case Reduce():
-            yield f"reduce {stmt.dst.name} {'=' if stmt.clear else 'with='} {stmt.kind}({stmt.src.name}, axis={stmt.axis})"
+            join = "=" if stmt.clear else "with="
+            yield f"reduce {stmt.dst.name} {join} {stmt.kind}({stmt.src.name}, axis={stmt.axis})"
         case Store():
             yield f"{stmt.target.name}[{_list(stmt.index)}] = {stmt.value}"
         case Parallel():

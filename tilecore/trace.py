@@ -45,7 +45,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handle:
-    """A tile buffer or an operand in the kernel's text. A tensor operand is a `source` to read and a `place` to write."""
+    """A tile buffer or an operand in the kernel's text. A tensor operand has a `source` to read, a `place` to write."""
 
     source: Buffer | View | Place
     place: Place | None = None
@@ -137,11 +137,14 @@ class Region:
 
 @dataclass(slots=True)
 class Scope:
-    """A body being traced: `kind` "kernel", "loop", "parallel" or "if"."""
+    """A body being traced. A loop remembers the tile versions before it and values read then but used inside it."""
 
-    kind: str
+    kind: str  # "kernel", "loop", "parallel", "T.If" or "T.Else"
     span: Span
     body: list[Stmt] = field(default_factory=list)
+    before: dict[str, int] = field(default_factory=dict)
+    inside: dict[str, int] = field(default_factory=dict)
+    carried: dict[str, TileError] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +158,7 @@ class Tracer:
     scopes: list[Scope] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     versions: dict[str, int] = field(default_factory=dict)
+    clock: int = 0
     grid: tuple[Var, ...] | None = None
     body: tuple[Stmt, ...] = ()
     threads: int | None = None
@@ -179,6 +183,10 @@ class Tracer:
                 "one T.Parallel over all axes; T.if_then_else in place of T.If; serial loops outside T.Parallel",
             )
         scope = Scope(kind, span)
+        if kind == "loop":
+            scope.before = dict(self.versions)
+            self.versions = {name: self.tick() for name in self.versions}
+            scope.inside = dict(self.versions)
         self.scopes.append(scope)
         return scope
 
@@ -186,7 +194,17 @@ class Tracer:
         """End a body and give its statements."""
         self._check_whole()
         self.scopes.remove(scope)
+        for name, version in scope.inside.items():
+            if self.versions[name] == version:
+                self.versions[name] = scope.before[name]
+            elif name in scope.carried:
+                raise scope.carried[name]
         return tuple(scope.body)
+
+    def tick(self) -> int:
+        """A number for the state of a tile that no other state has."""
+        self.clock += 1
+        return self.clock
 
     def emit(self, stmt: Stmt, *, writes: Buffer | View | Place | None = None) -> None:
         """Append `stmt` to the innermost body and note what it writes."""
@@ -200,19 +218,27 @@ class Tracer:
             )
         self.scopes[-1].body.append(stmt)
         if isinstance(writes, Buffer):
-            self.versions[writes.name] += 1
+            self.versions[writes.name] = self.tick()
 
     def uses(self, *values: Value) -> None:
-        """Refuse values read from a tile that was written since."""
+        """Refuse values read from a tile that was written since, by a later iteration of a loop in between too."""
         for value in values:
             for name, version in sorted(value.reads):
-                if self.versions[name] != version:
-                    read = next((node.span for node in walk(value.expr) if _reads(node, name)), None)
-                    where = f" on line {read.line}" if isinstance(read, Span) else ""
-                    _fail(
-                        f"this value was read from {name}{where}, and {name} was written since",
-                        "read it again, or keep the old value in another fragment",
-                    )
+                if self.versions[name] == version:
+                    continue
+                read = next(
+                    (node for node in walk(value.expr) if isinstance(node, Load) and node.source.name == name), None
+                )
+                line = f" on line {read.span.line}" if read is not None and isinstance(read.span, Span) else ""
+                error = TileError(
+                    f"this value was read from {name}{line}, and {name} is written before it is used here",
+                    user_span(),
+                    instead="read it again here, or keep the old value in another fragment",
+                )
+                loop = next((scope for scope in self.scopes if scope.before.get(name) == version), None)
+                if loop is None:
+                    raise error
+                loop.carried.setdefault(name, error)
 
     def abandon(self, scope: Scope, what: str) -> None:
         """A loop body was left early: remembered, because an error raised while a generator closes would be lost."""
@@ -425,7 +451,7 @@ def allocate(shape: Any, dtype: DType, scope: str) -> Handle:
     name = tracer.unique(names_assigned(frame, 1, scope)[0])
     buffer = Buffer(name, dtype, dims, scope, span_of_frame(frame))
     tracer.buffers.append(buffer)
-    tracer.versions[name] = 0
+    tracer.versions[name] = tracer.tick()
     return Handle(buffer)
 
 
@@ -454,7 +480,7 @@ def _aligned(shape: tuple[Expr, ...], tile: Tile) -> tuple[Expr, ...]:
 def _side(side: Any, *, writes: bool) -> Tile:
     tracer = current("T.copy")
     if isinstance(side, Value) and isinstance(side.expr, Load):
-        tracer.uses(*(Value(entry, side.reads - {_own(side, tracer)}) for entry in side.expr.index))
+        tracer.uses(side)
         origin, source = side.expr.index, side.expr.source
         handle = Handle(source, tracer.places.get(source) if isinstance(source, View) else None)  # type: ignore[arg-type]
         return Tile(handle.target("copied to") if writes else handle.source, origin, ())
@@ -465,16 +491,6 @@ def _side(side: Any, *, writes: bool) -> Tile:
         _fail(f"expected a tile, found {described(side)}", "a buffer, an operand indexed at its origin, or a slice")
     source = side.target("copied to") if writes else side.source
     return Tile(source, (const(0),) * len(source.shape), source.shape)
-
-
-def _own(side: Value, tracer: Tracer) -> tuple[str, int]:
-    """The read of the tile itself, which a copy makes now and not when its origin was written down."""
-    source = side.expr.source if isinstance(side.expr, Load) else None
-    return (source.name, tracer.versions.get(source.name, -1)) if source else ("", -1)
-
-
-def _reads(node: Expr, name: str) -> bool:
-    return isinstance(node, Load) and node.source.name == name
 
 
 def _noun(source: Buffer | View | Place) -> str:

@@ -114,6 +114,7 @@ class Value:
         return operate("ne", self, other)
 
     __hash__ = None  # type: ignore[assignment]
+    __array_ufunc__ = None  # numpy scalars leave their operators to this class
 
     def __bool__(self) -> bool:
         raise TileError(
@@ -124,23 +125,25 @@ class Value:
         )
 
     def __int__(self) -> int:
-        self._refuse("int", "T.cast(value, T.int64) for a value of another type")
+        raise self._refusal("int", "T.cast(value, T.int64) for a value of another type")
 
     def __float__(self) -> float:
-        self._refuse("float", "T.cast(value, T.float32) for a value of another type")
+        raise self._refusal("float", "T.cast(value, T.float32) for a value of another type")
 
     def __index__(self) -> int:
-        self._refuse("Python index", "`for i in T.serial(n):` in place of range(n); T.Parallel for elements of a tile")
+        raise self._refusal(
+            "Python index", "`for i in T.serial(n):` in place of range(n); T.Parallel for elements of a tile"
+        )
 
     def __len__(self) -> int:
-        self._refuse("length", ".shape of the tile that the value comes from")
+        raise self._refusal("length", ".shape of the tile that the value comes from")
 
     def __iter__(self) -> NoReturn:
-        self._refuse("sequence", "`for i in T.serial(n):`")
+        raise self._refusal("sequence", "`for i in T.serial(n):`")
 
-    def _refuse(self, what: str, instead: str) -> NoReturn:
+    def _refusal(self, what: str, instead: str) -> TileError:
         message = f"{_shown(self.expr)} is symbolic: it has no {what} while the kernel is traced"
-        raise TileError(message, user_span(), instead=instead)
+        return TileError(message, user_span(), instead=instead)
 
 
 Operand = Value | Number

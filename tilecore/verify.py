@@ -222,8 +222,6 @@ def _reduce(checker: _Checker, stmt: Reduce, where: _Place) -> None:
 
 def _store(checker: _Checker, stmt: Store, where: _Place) -> None:
     target = stmt.target
-    if not isinstance(target, Buffer | Place):
-        raise TileError(f"a store to {target}, which is not a tile buffer nor an output", where.span)
     if len(stmt.index) != len(target.shape):
         raise TileError(f"{target.name} has {len(target.shape)} axes; stored with {len(stmt.index)}", where.span)
     for entry in stmt.index:
@@ -328,6 +326,8 @@ def _declared(checker: _Checker, source: object, where: _Place) -> None:
             known = source in program.places
         case _:
             known = False
+    if not known and isinstance(source, View) and any(place.name == source.name for place in program.places):
+        raise TileError(f"{source.name} is written by this kernel: it cannot be read", where.span)
     if not known:
         raise TileError(f"{getattr(source, 'name', source)} is not declared by {program.name}", where.span)
 

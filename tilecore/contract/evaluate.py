@@ -3,7 +3,7 @@
 Comes in: an expression (or spec) and an environment of arrays. Goes out: arrays. Nothing here is fast.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,22 +66,22 @@ class Evaluator:
     def read(self, source: Source, index: list[Any]) -> Any:
         """The elements of `source` at `index`, one array per axis, broadcasting; 0 outside of its extents."""
         if isinstance(source, View):
-            shape = tuple(int(self(extent)) for extent in source.shape)
-        else:
-            array = np.asarray((self.arrays if isinstance(source, Tensor) else self.tiles)[source.name])
-            shape = array.shape
-        inside = np.asarray(True)
-        for entry, size in zip(index, shape, strict=True):
-            inside = inside & (entry >= 0) & (entry < size)
-        safe = [np.where((entry >= 0) & (entry < size), entry, 0) for entry, size in zip(index, shape, strict=True)]
-        if 0 in shape:
-            return np.zeros(np.shape(inside), self.numpy_type(source.dtype))
-        value = (
-            self(source.value, dict(zip(source.axes, safe, strict=True)))
-            if isinstance(source, View)
-            else array[tuple(safe)]
-        )
-        return np.where(inside, value, np.zeros((), np.asarray(value).dtype))
+            sizes = tuple(int(self(extent)) for extent in source.shape)
+            return _guarded(index, sizes, lambda safe: self(source.value, dict(zip(source.axes, safe, strict=True))))
+        array = np.asarray((self.arrays if isinstance(source, Tensor) else self.tiles)[source.name])
+        return _guarded(index, array.shape, lambda safe: array[tuple(safe)])
+
+
+def _guarded(index: list[Any], sizes: tuple[int, ...], read: Callable[[list[Any]], Any]) -> Any:
+    """`read` at `index`, moved to 0 where it is outside of `sizes`; those elements are 0."""
+    inside = [(entry >= 0) & (entry < size) for entry, size in zip(index, sizes, strict=True)]
+    everywhere = np.asarray(True)
+    for part in inside:
+        everywhere = everywhere & part
+    if 0 in sizes:
+        return np.zeros(np.shape(everywhere))
+    value = read([np.where(part, entry, 0) for part, entry in zip(inside, index, strict=True)])
+    return np.where(everywhere, value, np.zeros((), value.dtype))
 
 
 def bind(spec: Spec, arrays: Arrays) -> dict[str, int]:
@@ -95,7 +95,7 @@ def bind(spec: Spec, arrays: Arrays) -> dict[str, int]:
 
 
 def evaluate(spec: Spec, arrays: Arrays, *, wide: bool = True) -> dict[str, np.ndarray]:
-    """Every output of `spec` for the given inputs, by the definition in `spec.py`. Unwritten elements stay NaN or -1."""
+    """Every output of `spec` for the given inputs, by the definition in `spec.py`. Unwritten elements are NaN or -1."""
     symbols = bind(spec, arrays)
     run = Evaluator(arrays, symbols, wide=wide)
     with np.errstate(all="ignore"):

@@ -13,7 +13,7 @@ from tilecore.library.score import score_of
 
 
 def kernel_for(spec: Spec) -> tuple[Callable[..., None], dict[str, Any]]:
-    """The kernel that computes `spec` and its operands by parameter, as `trace` takes them; views get the kernel's names."""
+    """The kernel that computes `spec` and its operands by parameter, as `trace` takes them; views get its names."""
     places = tuple(result.place for result in spec.outputs)
     match spec:
         case AttentionSpec():

@@ -15,12 +15,11 @@ def row(outputs: tuple[Handle, ...], *, spec: RowSpec, block_m: Any = T.auto) ->
     with T.Kernel(T.ceildiv(rows, block_m)) as m:
         tiles: dict[Var, Handle] = {}
         for step in spec.steps:
-            if step.kind == "tile" or step.value not in tiles:
+            tile = tiles.get(step.value) if isinstance(step.value, Var) and step.kind != "tile" else None
+            if tile is None or len(tile.shape) == 1:
                 tile = T.alloc_fragment((block_m, columns), step.value.dtype)
                 for i, j in T.Parallel(block_m, columns):
                     tile[i, j] = program(step.value, values(spec, tiles, m * block_m + i, i, j))
-            else:
-                tile = tiles[step.value]
             tiles[step.var] = tile if step.kind == "tile" else reduced(step, tile)
         for C, result in zip(outputs, spec.outputs, strict=True):
             if len(C.shape) == 2:
