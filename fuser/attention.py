@@ -1,0 +1,358 @@
+"""Finds attention: a contraction whose one operand comes from a softmax over the contracted axis of another contraction.
+
+Comes in: the second contraction. Goes out: a draft of the region, or a refusal that says how far the search got.
+Nothing is matched but the two sums and the softmax: all that lies between and around them is inlined as expressions.
+"""
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fuser.cuts import Cuts, trail
+from fuser.dots import Dot, axes_of, dot_of, is_dot
+from fuser.element import ONE, ZERO, Index, LiftError, flatten, shape_of, unflatten
+from fuser.growth import Growth, grow
+from fuser.lower import Draft, result
+from fuser.softmax import Site
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, cast, const, loads, substitute, variables
+from tilecore.contract.spec import AttentionSpec, Tensor, View
+
+RAW = Var("raw", DType.F32)
+ACC = Var("acc", DType.F32)
+KIND = "attention"
+
+
+class Refused(ValueError):
+    """A contraction over softmax probabilities that is not fused; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How the probabilities enter the second sum: with a NaN guard, and times a factor that no key changes."""
+
+    guard: bool
+    factor: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One attention in the axes of the second contraction's output (`o`), its key `k` and the head width `d`."""
+
+    second: Dot
+    first: Dot
+    site: Site
+    o: Index
+    key: Var
+    width: Var
+    q: Expr
+    k: Expr
+    v: Expr
+    score: Expr
+    sink: Expr | None
+    weights: Weights
+
+
+def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
+    """The attention that ends in `second`; None when no softmax feeds it. Refused when one does but cannot be fused."""
+    o = axes_of(shape_of(second.out, cuts.shapes), "o")
+    if second.depth == ONE:
+        return None
+    key = Var("k", extent=second.depth)
+    sides = tuple(zip((second.left, second.right), second.locate(o, key), strict=True))
+    sites = frozenset(cuts.sites)
+    refusals: list[str] = []
+    for (weights, where), (values, place) in (sides, sides[::-1]):
+        through, reached = trail(weights, sites)
+        if not reached:
+            continue
+        try:
+            if len(reached) > 1:
+                raise Refused(f"it mixes the probabilities of {len(reached)} softmaxes")
+            site = cuts.sites[reached[0]]
+            probability = cuts.reader("side", anchors=frozenset(reached), through=through).at(weights, where)
+            v = cuts.reader("operand").at(values, place)
+            return _between(second, site, dots, cuts, (o, key, probability, v))
+        except LiftError as error:
+            refusals.append(str(error))
+        except Refused as error:
+            refusals.append(str(error))
+    if refusals:
+        raise Refused("; ".join(refusals))
+    return None
+
+
+def _between(
+    second: Dot, site: Site, dots: dict[ir.Value, Dot], cuts: Cuts, parts: tuple[Index, Var, Expr, Expr]
+) -> Draft:
+    o, key, probability, v = parts
+    load = _only(probability, cuts, site.output, "the probabilities are read at more than one key")
+    weights = weights_of(probability, load, key)
+    if cuts.remains.users_of(site.output) & {"outside"} or _kept(site, second, cuts):
+        raise Refused(f"the probabilities of {site.node.name!r} are needed elsewhere too, so they are computed anyway")
+    position, rows = _softmax_index(load, site, key, cuts)
+    shape = shape_of(site.input, cuts.shapes)
+    total = shape[position]
+    through, reached = trail(site.input, frozenset(dots))
+    if not reached:
+        raise Refused("the scores do not come from a contraction")
+    problems: list[str] = []
+    for anchor in reached:
+        reader = cuts.reader("side", anchors=frozenset({anchor}), through=trail(site.input, frozenset({anchor}))[0])
+        try:
+            first = dots[anchor]
+            score = reader.at(site.input, (*rows[:position], load.index[position], *rows[position + 1 :]))
+            sink = _sink(reader.at, site, (position, rows), (total, second.depth, load.index[position], key), anchor)
+            found = _scores(second, first, site, cuts, (o, key, score, sink, v, weights))
+            return _draft(found, cuts)
+        except LiftError as error:
+            problems.append(str(error))
+        except Refused as error:
+            problems.append(str(error))
+    raise Refused("; ".join(dict.fromkeys(problems)))
+
+
+def _only(expr: Expr, cuts: Cuts, value: ir.Value, problem: str) -> Load:
+    found = [load for load in loads(expr) if load.source is cuts.tensors.get(value)]
+    if len(found) != 1:
+        raise Refused(problem if found else f"{value.name!r} does not take part")
+    return found[0]
+
+
+def _kept(site: Site, second: Dot, cuts: Cuts) -> bool:
+    """Whether something besides this contraction needs the probabilities."""
+    ends: set[ir.Node] = set()
+    stack, seen = [site.output], {site.output}
+    while stack:
+        for user in cuts.remains.users_of(stack.pop()):
+            if not isinstance(user, ir.Node):
+                return True
+            if is_dot(user) or any(True for _ in ()):
+                ends.add(user)
+                continue
+            if cuts.remains.position[user] > cuts.remains.position[second.node]:
+                return True
+            for out in user.outputs:
+                if out not in seen:
+                    seen.add(out)
+                    stack.append(out)
+    return bool(ends - {second.node})
+
+
+def weights_of(expr: Expr, load: Load, key: Var) -> Weights:
+    """Reads a program of the probability `load`: itself, guarded against NaN, or times a factor without the key."""
+    if expr == load:
+        return Weights(False, None)
+    if isinstance(expr, Op):
+        if expr.name == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
+            return weights_of(expr.args[0], load, key)
+        if expr.name == "select":
+            inner = _guarded(expr)
+            if inner is not None and weights_of(inner, load, key) == Weights(False, None):
+                return Weights(True, None)
+        if expr.name in ("mul", "div"):
+            left, right = expr.args
+            if expr.name == "mul" and load in loads(right):
+                left, right = right, left
+            if load not in loads(right) and key not in variables(right):
+                inner = weights_of(left, load, key)
+                factor = cast(right, DType.F32)
+                if expr.name == "div":
+                    factor = const(1.0) / factor
+                return Weights(inner.guard, factor if inner.factor is None else inner.factor * factor)
+    raise Refused(f"after the softmax the probabilities p go through {_sketch(expr, load)}, which the sum cannot take over")
+
+
+def _guarded(expr: Op) -> Expr | None:
+    """x of `select(isnan(x), 0, x)` or of its mirror image."""
+    condition, yes, no = expr.args
+    if isinstance(condition, Op) and condition.name == "not":
+        condition, yes, no = condition.args[0], no, yes
+    if isinstance(condition, Op) and condition.name == "isnan" and isinstance(yes, Const) and yes.value == 0:
+        return no if condition.args[0] in (no, _uncast(no)) or _uncast(condition.args[0]) == _uncast(no) else None
+    return None
+
+
+def _uncast(expr: Expr) -> Expr:
+    while isinstance(expr, Op) and expr.name == "cast":
+        expr = expr.args[0]
+    return expr
+
+
+def _sketch(expr: Expr, load: Load) -> str:
+    text = str(substitute(expr, {load: Var("p", load.dtype)}))
+    return text if len(text) < 120 else f"{text[:117]}…"
+
+
+def _softmax_index(load: Load, site: Site, key: Var, cuts: Cuts) -> tuple[int, Index]:
+    """The axis of the softmax that is the key, and the probabilities' index. Refused when it is not the key alone."""
+    shape = shape_of(site.output, cuts.shapes)
+    axes = [axis for axis in site.axes if shape[axis] != ONE]
+    if len(axes) != 1:
+        raise Refused(f"the softmax sums over {len(axes)} axes, {', '.join(map(str, site.axes))} of {site.output.name!r}")
+    axis = axes[0]
+    for position, index in enumerate(load.index):
+        if (key in variables(index)) != (position == axis):
+            raise Refused(f"the softmax sums over axis {axis}, the contraction over axis {position} or none of it")
+    return axis, load.index
+
+
+def _sink(
+    at: object, site: Site, place: tuple[int, Index], sizes: tuple[Expr, Expr, Expr, Var], anchor: ir.Value
+) -> Expr | None:
+    """The extra logit, when the softmax is one longer than the contracted axis. Refused for any other difference."""
+    position, rows = place
+    total, keys, here, key = sizes
+    shift = here - key
+    if shift == ZERO and total == keys:
+        return None
+    if total != keys + 1 or shift not in (ZERO, ONE):
+        raise Refused(f"the softmax sums over {total} keys, the contraction over {keys}")
+    extra = keys if shift == ZERO else ZERO
+    expr = at(site.input, (*rows[:position], extra, *rows[position + 1 :]))  # type: ignore[operator]
+    if any(load.source.name == anchor.name for load in loads(expr)):
+        raise Refused("the extra logit depends on the scores")
+    return expr
+
+
+def _scores(
+    second: Dot,
+    first: Dot,
+    site: Site,
+    cuts: Cuts,
+    parts: tuple[Index, Var, Expr, Expr | None, Expr, Weights],
+) -> Found:
+    o, key, score, sink, v, weights = parts
+    load = _only(score, cuts, first.out, "each score is made of more than one dot product")
+    width = Var("d", extent=first.depth)
+    reader = cuts.reader("operand")
+    sides = tuple(
+        reader.at(value, where)
+        for value, where in zip((first.left, first.right), first.locate(load.index, width), strict=True)
+    )
+    with_key = [key in variables(side) for side in sides]
+    if with_key == [True, True]:
+        raise Refused("both operands of the score contraction depend on the key")
+    if with_key == [False, False]:
+        raise Refused("no operand of the score contraction depends on the key")
+    q, k = sides if with_key[1] else sides[::-1]
+    plain = first.finish(RAW, load.index, cuts.reader("side").at)
+    score = cast(substitute(score, {load: plain}), DType.F32)
+    if any(side.dtype is DType.F64 for side in (q, k, v)):
+        raise Refused("f64 attention would be computed in f32")
+    return Found(second, first, site, o, key, width, q, k, v, score, sink, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The logical axes and what each axis of the second contraction's output is in them."""
+
+    b: Var
+    h: Var
+    q: Var
+    e: Var
+    renamed: dict[Expr, Expr]
+
+
+def axes_for(found: Found) -> Axes:
+    """Sort the output's axes into batch, head, query and value columns."""
+    axes = [axis for axis in found.o if isinstance(axis, Var)]
+    in_values = variables(found.v)
+    in_keys = variables(found.k)
+    in_rows = variables(found.q) | variables(found.score) | in_keys
+    columns = [axis for axis in axes if axis in in_values and axis not in in_rows]
+    queries = [axis for axis in axes if axis in variables(found.q) and axis not in in_values and axis not in in_keys]
+    column = columns[-1] if columns else None
+    query = queries[-1] if queries else None
+    batch = [axis for axis in axes if axis not in (column, query)]
+    renamed: dict[Expr, Expr] = {}
+
+    def named(name: str, old: Var | None) -> Var:
+        new = Var(name, extent=const(1) if old is None else old.extent)
+        if old is not None:
+            renamed[old] = new
+        return new
+
+    q, e = named("q", query), named("e", column)
+    h = named("h", batch.pop() if len(batch) > 1 else None)
+    extents = tuple(axis.extent for axis in batch if axis.extent is not None)
+    b = Var("b", extent=flatten(tuple(extent - 1 for extent in extents), extents) + 1)
+    renamed.update(zip(batch, unflatten(b, extents), strict=True))
+    return Axes(b, h, q, e, renamed)
+
+
+def _draft(found: Found, cuts: Cuts) -> Draft:
+    axes = axes_for(found)
+    b, h, q, e = axes.b, axes.h, axes.q, axes.e
+    where = tuple(substitute(index, axes.renamed) for index in found.o)
+    acc: Expr = ACC
+    if found.weights.factor is not None:
+        acc = acc * substitute(found.weights.factor, axes.renamed)
+    value = found.second.finish(acc, where, cuts.reader("side").at)
+    core = _core(found)
+    growth = Growth(cuts, {found.second.out: where}, {found.second.out: value}, [found.second.node])
+    extent = grow(growth)
+    if not extent.results:
+        raise Refused("nothing reads the result")
+    in_axes = {name: substitute(expr, axes.renamed) for name, expr in
+               (("q", found.q), ("k", found.k), ("v", found.v), ("score", found.score))}  # fmt: skip
+    views = {
+        "q": View("q", (b, h, q, found.width), in_axes["q"]),
+        "k": View("k", (b, h, found.key, found.width), in_axes["k"]),
+        "v": View("v", (b, h, found.key, e), in_axes["v"]),
+    }
+    sink = None
+    if found.sink is not None:
+        sink = View("sink", (b, h, q), cast(substitute(found.sink, axes.renamed), DType.F32))
+    results = tuple(
+        result(cuts, out, (b, h, q, e), growth.where[out], growth.value[out]) for out in extent.results
+    )
+
+    def spec(inputs: tuple[Tensor, ...]) -> AttentionSpec:
+        return AttentionSpec(
+            inputs, views["q"], views["k"], views["v"], RAW, (b, h, q, found.key), in_axes["score"], ACC, results,
+            nan_guard=found.weights.guard, sink=sink,
+        )  # fmt: skip
+
+    programs = (*(view.value for view in views.values()), in_axes["score"], *((sink.value,) if sink else ()),
+                *(r.value for r in results), *(i for r in results for i in r.place.index), b, h, q, e, found.key)  # fmt: skip
+    return Draft(KIND, _label(found, in_axes["score"]), core | frozenset(extent.nodes), extent.results, programs, spec)
+
+
+def _core(found: Found) -> frozenset[ir.Node]:
+    """The nodes without an element rule: the two contractions and the softmax with its pieces."""
+    pieces: set[ir.Node] = {found.first.node, found.second.node, found.site.node}
+    if found.site.node.op_type == "Div":
+        for value in found.site.node.inputs:
+            node = None if value is None else value.producer()
+            while node is not None and node not in pieces and node.outputs[0] is not found.site.input:
+                pieces.add(node)
+                sources = [s.producer() for s in node.inputs if s is not None and s is not found.site.input]
+                node = next((s for s in reversed(sources) if s is not None), None)
+    return frozenset(pieces)
+
+
+def _label(found: Found, score: Expr) -> str:
+    parts = [KIND]
+    if any(isinstance(node, Op) and node.name in ("select",) for node in (score,)):
+        parts.append("masked")
+    if found.sink is not None:
+        parts.append("sink")
+    if found.weights.guard:
+        parts.append("NaN guard")
+    return ", ".join(parts)
+
+
+def dots_of(nodes: tuple[ir.Node, ...], cuts: Cuts) -> tuple[dict[ir.Value, Dot], dict[ir.Node, str]]:
+    """Every contraction by its output, and why others are none."""
+    found: dict[ir.Value, Dot] = {}
+    refused: dict[ir.Node, str] = {}
+    for node in nodes:
+        if not is_dot(node):
+            continue
+        try:
+            dot = dot_of(node, cuts.shapes)
+            found[dot.out] = dot
+        except LiftError as error:
+            refused[node] = str(error)
+    return found, refused

@@ -1,0 +1,223 @@
+"""Where a region stops looking back: which values it reads as inputs, and which it computes from others.
+
+Comes in: what is left of the graph. Goes out: a decision per value. A value is computed inside a region when it is a
+view, when it is index arithmetic, or when computing it costs little and loads fewer bytes than it has (for q, k and v: at
+most twice as many, since rotary tables come with them). Everything else is read.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import onnx_ir as ir
+
+from fuser.element import LiftError, Shape, content_of, dtype_of, shape_of
+from fuser.graph import OUTSIDE, Remains
+from fuser.lift import Inliner, Leaf, cost_of, is_generator, is_pointwise, is_view, known_element, rule_of
+from fuser.lift_views import GATHERS
+from fuser.region import Region
+from fuser.shapes import Shapes
+from fuser.softmax import Site
+from tilecore.contract.expr import Const, Expr, Load, Sym, Var, const, rewrite
+from tilecore.contract.spec import Tensor
+
+SAMPLE = 128  # what every symbolic dim counts as where sizes are compared
+BUDGET = 32  # multiplications per element that a side operand may cost
+NOTHING: frozenset[ir.Value] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What computing a value inside a region takes: the values to load, and multiplications per element."""
+
+    leaves: frozenset[ir.Value]
+    cost: int
+
+
+@dataclass(slots=True)
+class Cuts:
+    """The decisions for one graph. `mode` "view" looks through views only, "operand" is for q, k and v, "side" for others."""
+
+    shapes: Shapes
+    opset: int
+    remains: Remains
+    sites: dict[ir.Value, Site]
+    tensors: dict[ir.Value, Tensor] = field(default_factory=dict[ir.Value, Tensor])
+    _plans: dict[tuple[ir.Value, str], Plan] = field(default_factory=dict[tuple[ir.Value, str], Plan])
+    _homes: dict[ir.Value, tuple[bool, bool]] = field(default_factory=dict[ir.Value, tuple[bool, bool]])
+
+    def forget(self) -> None:
+        """Drop decisions that depend on who uses what; call it after a region was taken."""
+        self._plans.clear()
+
+    def tensor(self, value: ir.Value) -> Tensor:
+        """The value as a region's tensor. LiftError when its shape or type is unknown."""
+        if value not in self.tensors:
+            constant = value.const_value is not None and not value.is_graph_input()
+            shape = shape_of(value, self.shapes)
+            self.tensors[value] = Tensor(value.name or "", dtype_of(value, self.shapes), shape, constant)
+        return self.tensors[value]
+
+    def load(self, value: ir.Value, index: tuple[Expr, ...]) -> Expr:
+        """A load of the value."""
+        return Load(self.tensor(value), index)
+
+    def reader(
+        self,
+        mode: str,
+        *,
+        anchors: frozenset[ir.Value] = NOTHING,
+        through: frozenset[ir.Value] = NOTHING,
+        bound: Leaf | None = None,
+    ) -> Inliner:
+        """An inliner that loads `anchors`, never stops at `through`, asks `bound` first and this object's plans last."""
+
+        def leaf(value: ir.Value, index: tuple[Expr, ...]) -> Expr | None:
+            found = bound(value, index) if bound is not None else None
+            if found is not None:
+                return found
+            if value in anchors:
+                return self.load(value, index)
+            if value in through or self.is_known(value):
+                return None
+            return self.load(value, index) if value in self.plan(value, mode).leaves else None
+
+        return Inliner(self.shapes, self.opset, leaf)
+
+    def is_known(self, value: ir.Value) -> bool:
+        """Whether the value's elements need no load: a pattern of the index, or small known integers."""
+        shape = self.shapes.shape(value)
+        if shape is None:
+            return False
+        index = tuple(Var(f"i{axis}", extent=dim) for axis, dim in enumerate(shape))
+        try:
+            return known_element(value, index, self.shapes) is not None
+        except LiftError:
+            return False
+
+    def plan(self, value: ir.Value, mode: str) -> Plan:
+        """How to get at the elements of `value`."""
+        key = (value, mode)
+        if key not in self._plans:
+            self._plans[key] = self._plan(value, mode)
+        return self._plans[key]
+
+    def _plan(self, value: ir.Value, mode: str) -> Plan:
+        whole = Plan(frozenset({value}), 0)
+        if self.is_known(value):
+            return Plan(NOTHING, 1)
+        node = value.producer()
+        if node is None or value in self.remains.makers or rule_of(node) is None:
+            return whole
+        if is_pointwise(node) and (mode == "view" or self.is_home(value)):
+            return whole
+        parts = [self.plan(source, mode) for source in data_inputs(node)]
+        leaves = NOTHING.union(*(part.leaves for part in parts))
+        cost = cost_of(node) + sum(part.cost for part in parts)
+        if is_generator(node):
+            return Plan(leaves, cost) if not leaves else whole
+        users = self.remains.users_of(value)
+        if is_view(node):
+            if node.op_type in GATHERS:
+                index = self.plan(node.inputs[1], "side") if node.inputs[1] is not None else whole
+                if index.leaves or index.cost > BUDGET // 2:
+                    return whole
+                cost += index.cost
+            if node.op_type in ("Concat", "Pad") and (mode == "view" or OUTSIDE in users or len(users) > 1):
+                return whole
+            return Plan(leaves, cost)
+        if not leaves:
+            return Plan(leaves, cost) if cost <= BUDGET else whole
+        if OUTSIDE in users or any(isinstance(u, Region) for u in users):
+            return whole
+        if mode == "operand" and len(users) > 1 and all(len(part.leaves) > 0 for part in parts):
+            return whole
+        loaded = sum(self.size(leaf) for leaf in leaves)
+        allowed = 2 * self.size(value) if mode == "operand" else self.size(value) - 1
+        return Plan(leaves, cost) if cost <= BUDGET and loaded <= allowed else whole
+
+    def size(self, value: ir.Value) -> int:
+        """Bytes of a value, every symbolic dim taken as `SAMPLE`."""
+        tensor = self.tensor(value)
+        return tensor.dtype.row.bytes * sample_count(tensor.shape)
+
+    def is_home(self, value: ir.Value) -> bool:
+        """Whether the value belongs to a contraction's or reduction's region: pointwise work with no view between."""
+        return self._home(value)[0]
+
+    def _home(self, value: ir.Value) -> tuple[bool, bool]:
+        """(home, and so by a reduction, whose results keep their consumers whatever their shape)."""
+        if not self._homes:
+            for node in self.remains.nodes:
+                self._homes.update((out, self._home_of(node, out)) for out in node.outputs)
+        return self._homes.get(value, (False, False))
+
+    def _home_of(self, node: ir.Node, value: ir.Value) -> tuple[bool, bool]:
+        if rule_of(node) is None:
+            return True, node.op_type.startswith("Reduce")
+        if not is_pointwise(node):
+            return False, False
+        known = [(source, self._homes.get(source, (False, False))) for source in node.inputs if source is not None]
+        rows = any(row for _, (_, row) in known)
+        shape = self.shapes.shape(value)
+        return rows or any(home and self.shapes.shape(source) == shape for source, (home, _) in known), rows
+
+
+def data_inputs(node: ir.Node) -> list[ir.Value]:
+    """The inputs whose elements the node's output elements are made of."""
+    if not is_view(node):
+        return [value for value in node.inputs if value is not None]
+    positions = {"Concat": range(len(node.inputs)), "Pad": (0, 2), "Trilu": (0, 1)}.get(node.op_type, (0,))
+    return [value for i in positions if i < len(node.inputs) and (value := node.inputs[i]) is not None]
+
+
+def is_plumbing(node: ir.Node, shapes: Shapes) -> bool:
+    """Whether all that the node computes is known: shape arithmetic that costs nothing and holds nothing alive."""
+    return bool(node.outputs) and all(content_of(value, shapes) is not None for value in node.outputs)
+
+
+@cache
+def sample(dim: Expr) -> int:
+    """The size of a dim, every symbol taken as `SAMPLE`."""
+    result = rewrite(dim, lambda node: const(SAMPLE) if isinstance(node, Sym) else None)
+    return int(result.value) if isinstance(result, Const) else SAMPLE
+
+
+def sample_count(shape: Shape) -> int:
+    """The number of elements of a shape, every symbol taken as `SAMPLE`."""
+    count = 1
+    for dim in shape:
+        count *= max(1, sample(dim))
+    return count
+
+
+def trail(value: ir.Value, targets: frozenset[ir.Value], *, limit: int = 400) -> tuple[frozenset[ir.Value], list[ir.Value]]:
+    """The values between `value` and those of `targets` that it is made of by views and pointwise work, and the targets.
+
+    Targets come nearest first. Chains that visit more than `limit` values are not followed to their end.
+    """
+    order: list[ir.Value] = [value]
+    seen = {value}
+    reached: list[ir.Value] = []
+    for current in order:
+        if current in targets:
+            reached.append(current)
+            continue
+        node = current.producer()
+        if node is None or rule_of(node) is None or len(order) > limit:
+            continue
+        for source in data_inputs(node):
+            if source not in seen:
+                seen.add(source)
+                order.append(source)
+    between: set[ir.Value] = set(reached)
+    grew = True
+    while grew:
+        grew = False
+        for current in reversed(order):
+            node = current.producer()
+            if current in between or node is None or rule_of(node) is None:
+                continue
+            if any(source in between for source in data_inputs(node)):
+                between.add(current)
+                grew = True
+    return frozenset(between - set(reached)), reached

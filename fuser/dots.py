@@ -1,0 +1,208 @@
+"""Every operator that multiplies and sums over an axis, in one form: out[o…] = Σ_k left[…] · right[…], then a tail.
+
+Comes in: a node. Goes out: a `Dot`, which says where element (o…, k) of either operand is and what is done with the
+sum. MatMul of any rank, Gemm, FusedMatMul, two-operand Einsum and 1×1 Conv are Dots.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fuser.element import (
+    ONE,
+    ZERO,
+    At,
+    Index,
+    LiftError,
+    Shape,
+    attribute,
+    broadcast_index,
+    dtype_of,
+    flatten,
+    shape_of,
+    unflatten,
+)
+from fuser.shapes import Shapes
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Var, cast, const
+
+Operands = Callable[[Index, Expr], tuple[Index, Index]]
+Tail = Callable[[Expr, Index, At], Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One contraction. `locate(o, k)` gives the indices into `left` and `right`; `finish(acc, o, at)` the result."""
+
+    node: ir.Node
+    left: ir.Value
+    right: ir.Value
+    depth: Expr
+    locate: Operands
+    finish: Tail
+
+    @property
+    def out(self) -> ir.Value:
+        """The value that the node makes."""
+        return self.node.outputs[0]
+
+
+def is_dot(node: ir.Node) -> bool:
+    """Whether `dot_of` knows the operator."""
+    return (node.domain in ("", "ai.onnx") and node.op_type in _READERS) or (
+        node.domain == "com.microsoft" and node.op_type in ("FusedMatMul", "TransposeMatMul")
+    )
+
+
+def dot_of(node: ir.Node, shapes: Shapes) -> Dot:
+    """The node as a Dot. LiftError, with what was found, for the uses of the operator that are not one."""
+    reader = _matmul if node.domain == "com.microsoft" else _READERS[node.op_type]
+    dtype = dtype_of(node.outputs[0], shapes)
+    if dtype not in (DType.F32, DType.F16, DType.BF16):
+        raise LiftError(f"{node.op_type} {node.name!r} is {dtype}; f32, f16 and bf16 accumulate in f32")
+    return reader(node, shapes, dtype)
+
+
+def _inputs(node: ir.Node, count: int) -> tuple[ir.Value, ...]:
+    found = tuple(value for value in node.inputs[:count] if value is not None)
+    if len(found) != count:
+        raise LiftError(f"{node.op_type} {node.name!r} has {len(found)} of {count} operands")
+    return found
+
+
+def _plain(dtype: DType, scale: float = 1.0) -> Tail:
+    return lambda acc, index, at: cast(acc if scale == 1.0 else acc * scale, dtype)
+
+
+def _matmul(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    left, right = _inputs(node, 2)
+    a, b, out = shape_of(left, shapes), shape_of(right, shapes), shape_of(node.outputs[0], shapes)
+    if attribute(node, "transBatchA", 0) or attribute(node, "transBatchB", 0):
+        raise LiftError(f"{node.op_type} {node.name!r} moves batch axes")
+    turn_a, turn_b = bool(attribute(node, "transA", 0)), bool(attribute(node, "transB", 0))
+    if not a or not b:
+        raise LiftError(f"{node.op_type} {node.name!r} has a scalar operand")
+
+    def locate(o: Index, k: Expr) -> tuple[Index, Index]:
+        rest, shape = list(o), list(out)
+        n = () if len(b) == 1 else (rest.pop(),)
+        if n:
+            shape.pop()
+        m = () if len(a) == 1 else (rest.pop(),)
+        if m:
+            shape.pop()
+        batch_a = broadcast_index(tuple(rest), tuple(shape), a[:-2])
+        batch_b = broadcast_index(tuple(rest), tuple(shape), b[:-2])
+        return (*batch_a, *((k, *m) if turn_a else (*m, k))), (*batch_b, *((*n, k) if turn_b else (k, *n)))
+
+    return Dot(node, left, right, a[-2 if turn_a else -1], locate, _plain(dtype, float(attribute(node, "alpha", 1.0))))
+
+
+def _gemm(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    left, right = _inputs(node, 2)
+    a, out = shape_of(left, shapes), shape_of(node.outputs[0], shapes)
+    turn_a, turn_b = bool(attribute(node, "transA", 0)), bool(attribute(node, "transB", 0))
+    alpha, beta = float(attribute(node, "alpha", 1.0)), float(attribute(node, "beta", 1.0))
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+
+    def locate(o: Index, k: Expr) -> tuple[Index, Index]:
+        m, n = o
+        return ((k, m) if turn_a else (m, k)), ((n, k) if turn_b else (k, n))
+
+    def finish(acc: Expr, o: Index, at: At) -> Expr:
+        total = acc if alpha == 1.0 else acc * alpha
+        if bias is not None and beta != 0.0:
+            term = cast(at(bias, broadcast_index(o, out, shape_of(bias, shapes))), DType.F32)
+            total = total + (term if beta == 1.0 else term * beta)
+        return cast(total, dtype)
+
+    return Dot(node, left, right, a[0 if turn_a else 1], locate, finish)
+
+
+def _conv(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    image, weight = _inputs(node, 2)
+    x, w = shape_of(image, shapes), shape_of(weight, shapes)
+    spatial = len(x) - 2
+    ones = all(dim == ONE for dim in w[2:])
+    steps = all(int(s) == 1 for s in attribute(node, "strides", (1,) * spatial))
+    pads = all(int(p) == 0 for p in attribute(node, "pads", (0,) * (2 * spatial)))
+    auto = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+    if not (ones and steps and pads and auto) or int(attribute(node, "group", 1)) != 1:
+        raise LiftError(f"Conv {node.name!r} is not a 1×1 convolution of stride 1 without groups and padding")
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+
+    def locate(o: Index, k: Expr) -> tuple[Index, Index]:
+        return (o[0], k, *o[2:]), (o[1], k, *(ZERO for _ in w[2:]))
+
+    def finish(acc: Expr, o: Index, at: At) -> Expr:
+        return cast(acc if bias is None else acc + cast(at(bias, (o[1],)), DType.F32), dtype)
+
+    return Dot(node, image, weight, x[1], locate, finish)
+
+
+def _einsum(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    equation = str(attribute(node, "equation", "")).replace(" ", "")
+    if len(node.inputs) != 2:
+        raise LiftError(f"Einsum {node.name!r} has {len(node.inputs)} operands; two are supported")
+    left, right = _inputs(node, 2)
+    inputs, _, output = equation.partition("->")
+    terms = inputs.split(",")
+    if "->" not in equation:
+        letters = sorted(c for c in set(inputs) if c.isalpha() and inputs.count(c) == 1)
+        output = ("..." if "..." in inputs else "") + "".join(letters)
+    shape_pair = (shape_of(left, shapes), shape_of(right, shapes))
+    out_shape = shape_of(node.outputs[0], shapes)
+    labels = [_labels(term, len(shape)) for term, shape in zip(terms, shape_pair, strict=True)]
+    out_labels = _labels(output, len(out_shape))
+    sizes: dict[str, Expr] = {}
+    for names, shape in zip(labels, shape_pair, strict=True):
+        if len(set(names)) != len(names):
+            raise LiftError(f"Einsum {node.name!r} ({equation}) repeats an index within one operand")
+        for name, dim in zip(names, shape, strict=True):
+            sizes[name] = dim if sizes.get(name, ONE) == ONE else sizes[name]
+    inner = [name for name in sizes if name not in out_labels]
+    if not inner or any(name not in labels[0] or name not in labels[1] for name in inner):
+        raise LiftError(f"Einsum {node.name!r} ({equation}) sums over an index that only one operand has, or over none")
+    inner_shape = tuple(sizes[name] for name in inner)
+
+    def locate(o: Index, k: Expr) -> tuple[Index, Index]:
+        where = dict(zip(out_labels, o, strict=True)) | dict(zip(inner, unflatten(k, inner_shape), strict=True))
+        spread = {name: (sizes[name],) for name in sizes}
+        picked = [
+            tuple(
+                broadcast_index((where[name],), spread[name], (dim,))[0] for name, dim in zip(names, shape, strict=True)
+            )
+            for names, shape in zip(labels, shape_pair, strict=True)
+        ]
+        return picked[0], picked[1]
+
+    depth = flatten(tuple(dim - 1 for dim in inner_shape), inner_shape) + 1
+    return Dot(node, left, right, depth, locate, _plain(dtype))
+
+
+def _labels(term: str, rank: int) -> list[str]:
+    """One name per axis; the axes of an ellipsis are numbered from the back."""
+    before, dots, after = term.partition("...")
+    if not dots:
+        return list(term)
+    count = rank - len(before) - len(after)
+    return [*before, *(f"...{i}" for i in reversed(range(count))), *after]
+
+
+_READERS: dict[str, Callable[[ir.Node, Shapes, DType], Dot]] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Conv": _conv,
+    "Einsum": _einsum,
+}
+
+
+def axes_of(shape: Shape, prefix: str) -> Index:
+    """One variable per dim, and 0 where the dim is 1."""
+    return tuple(ZERO if dim == ONE else Var(f"{prefix}{i}", extent=dim) for i, dim in enumerate(shape))
+
+
+def one_var(name: str) -> Var:
+    """An axis of extent 1."""
+    return Var(name, extent=const(1))

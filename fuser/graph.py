@@ -1,0 +1,130 @@
+"""What the scan knows of a graph: order and users (fixed), and what is left of it while regions take nodes out.
+
+Invariant of `Remains`: a node is alive exactly when one of its outputs, not made by a region, is still used by an alive
+node, a region, a subgraph or the graph's outputs.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fuser.region import Region
+
+OUTSIDE = "outside"  # the user that stands for graph outputs and subgraphs
+User = ir.Node | Region | str
+
+
+@dataclass(slots=True)
+class Remains:
+    """The graph with some regions replaced by one node each."""
+
+    nodes: tuple[ir.Node, ...]
+    position: dict[ir.Node, int]
+    users: dict[ir.Value, set[User]]
+    alive: set[ir.Node]
+    makers: dict[ir.Value, Region]
+
+    def __init__(self, graph: ir.Graph, plumbing: Callable[[ir.Node], bool]) -> None:
+        """`plumbing` nodes (shape arithmetic whose result is known) count as users of nothing."""
+        self.nodes = tuple(graph)
+        self.position = {node: i for i, node in enumerate(self.nodes)}
+        self.users = {}
+        self.alive = set(self.nodes)
+        self.makers = {}
+        for value in graph.outputs:
+            self.users.setdefault(value, set()).add(OUTSIDE)
+        for node in self.nodes:
+            for value in node.inputs:
+                if value is not None and not plumbing(node):
+                    self.users.setdefault(value, set()).add(node)
+            for value in captured(node):
+                self.users.setdefault(value, set()).add(OUTSIDE)
+        for node in reversed(self.nodes):
+            self._release(node)
+
+    def users_of(self, value: ir.Value) -> set[User]:
+        """Who still reads `value`."""
+        return self.users.get(value, set())
+
+    def nodes_using(self, value: ir.Value) -> list[ir.Node]:
+        """The alive nodes that read `value`, in order."""
+        found = [user for user in self.users_of(value) if isinstance(user, ir.Node)]
+        return sorted(found, key=self.position.__getitem__)
+
+    def take(self, region: Region) -> None:
+        """Replace a region: its node now makes the outputs; what only it needed dies."""
+        for value in region.inputs:
+            self.users.setdefault(value, set()).add(region)
+        for value in region.outputs:
+            self.makers[value] = region
+        for value in region.outputs:
+            producer = value.producer()
+            if producer is not None:
+                self._release(producer)
+
+    def _release(self, node: ir.Node) -> None:
+        pending = [node]
+        while pending:
+            current = pending.pop()
+            if current not in self.alive or any(
+                self.users_of(value) and value not in self.makers for value in current.outputs
+            ):
+                continue
+            self.alive.discard(current)
+            for value in current.inputs:
+                if value is None:
+                    continue
+                self.users.get(value, set()).discard(current)
+                producer = value.producer()
+                if producer is not None and producer in self.position:
+                    pending.append(producer)
+
+    def reaches(self, starts: Iterable[ir.Value], targets: set[ir.Node], *, inside: set[ir.Value]) -> bool:
+        """Whether some of `starts` (values outside) depends on a node of `targets`, regions counted as one node.
+
+        Walks that enter `inside` values end there: those are the region's own.
+        """
+        if not targets:
+            return False
+        low = min(self.position[node] for node in targets)
+        seen: set[ir.Value] = set()
+        stack = list(starts)
+        while stack:
+            value = stack.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in inside:
+                return True
+            maker = self.makers.get(value)
+            if maker is not None:
+                stack.extend(maker.inputs)
+                continue
+            node = value.producer()
+            if node is None:
+                continue
+            if node in targets:
+                return True
+            if self.position.get(node, -1) >= low or self.makers:
+                stack.extend(v for v in node.inputs if v is not None)
+        return False
+
+
+def captured(node: ir.Node) -> set[ir.Value]:
+    """Values of outer graphs that the node's subgraphs read."""
+    found: set[ir.Value] = set()
+    for attr in node.attributes.values():
+        graphs: Sequence[ir.Graph] = ()
+        if attr.type == ir.AttributeType.GRAPH:
+            graphs = (attr.as_graph(),)
+        elif attr.type == ir.AttributeType.GRAPHS:
+            graphs = tuple(attr.as_graphs())
+        for graph in graphs:
+            own = {*graph.inputs, *graph.initializers.values()}
+            for inner in graph:
+                own.update(inner.outputs)
+            reads = {value for inner in graph for value in inner.inputs if value is not None}
+            reads |= {value for inner in graph for value in captured(inner)} | set(graph.outputs)
+            found |= reads - own
+    return found

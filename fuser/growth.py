@@ -1,0 +1,167 @@
+"""Growing a region forward from its anchor: the pointwise work and layout changes that follow it.
+
+Comes in: the anchor's value and its element. Goes out: every value that the region then makes, each with its element
+and with where it stands. Invariant: each value inside is read only at the element that the program is computing, and
+nothing that the region reads depends on what it makes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from fuser.cuts import Cuts
+from fuser.element import ONE, ZERO, Index, LiftError, shape_of
+from fuser.graph import OUTSIDE, User
+from fuser.lift import Inliner, is_pointwise
+from fuser.lift_views import forward_index
+from fuser.region import Region
+from tilecore.contract.expr import Expr, loads
+
+LIMIT = 64  # nodes that one region grows by
+RESULTS = 3  # outputs of one region
+
+
+Made = Mapping[ir.Value, tuple[Index, Expr]]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a row region adds: `place` by the output's shape alone, `special` for nodes without an element rule.
+
+    `special` gives the node's outputs with where they stand and what they are; None for nodes that it does not know.
+    """
+
+    place: Callable[[ir.Value], Index | None]
+    special: Callable[[ir.Node, Inliner], Made | None]
+
+
+@dataclass(slots=True)
+class Growth:
+    """What is inside: `where` each value's element stands, `value` what it is, `nodes` the nodes that make them."""
+
+    cuts: Cuts
+    where: dict[ir.Value, Index]
+    value: dict[ir.Value, Expr]
+    nodes: list[ir.Node]
+    frame: Frame | None = None
+    refused: dict[ir.Node, str] = field(default_factory=dict[ir.Node, str])
+    reader: Inliner = field(init=False)
+    _checked: set[ir.Value] = field(default_factory=set[ir.Value])
+
+    def __post_init__(self) -> None:
+        self.reader = self.cuts.reader("side", bound=self._bound)
+
+    def _bound(self, value: ir.Value, index: Index) -> Expr | None:
+        if value not in self.value:
+            return None
+        if index != self.where[value]:
+            raise LiftError(f"{value.name!r} is also read at another element of it")
+        return self.value[value]
+
+    def open_values(self) -> list[ir.Value]:
+        """The values inside that something outside reads, in the order they were made."""
+        inside: set[User] = set(self.nodes)
+        return [value for value in self.where if self.cuts.remains.users_of(value) - inside]
+
+    def add(self, node: ir.Node) -> bool:
+        """Take a node in. False, with the reason in `refused`, when that is not allowed."""
+        try:
+            made = self._made(node)
+            for _, expr in made.values():
+                self.check_sources(expr)
+        except LiftError as error:
+            self.refused[node] = str(error)
+            return False
+        for value, (where, expr) in made.items():
+            self.where[value] = where
+            self.value[value] = expr
+        self.nodes.append(node)
+        return True
+
+    def _made(self, node: ir.Node) -> Made:
+        if node not in self.cuts.remains.alive or any(value in self.cuts.remains.makers for value in node.outputs):
+            raise LiftError(f"{node.op_type} belongs to another region")
+        special = self.frame.special(node, self.reader) if self.frame is not None else None
+        if special is not None:
+            return special
+        if len(node.outputs) != 1:
+            raise LiftError(f"{node.op_type} has {len(node.outputs)} outputs")
+        out = node.outputs[0]
+        moved = self._moved(node)
+        if moved is not None:
+            return {out: moved}
+        if not is_pointwise(node):
+            raise LiftError(f"{node.op_type} is neither pointwise nor a change of layout")
+        where = self._place(node)
+        return {out: (where, self.reader.compute(out, where))}
+
+    def check_sources(self, expr: Expr) -> None:
+        """LiftError when the expression loads something that depends on the region."""
+        by_name = {tensor.name: value for value, tensor in self.cuts.tensors.items()}
+        fresh = {by_name[load.source.name] for load in loads(expr)} - self._checked
+        producers = {node for value in self.where if (node := value.producer()) is not None}
+        if fresh and self.cuts.remains.reaches(fresh, producers, inside=set(self.value)):
+            raise LiftError("another operand depends on this region's result")
+        self._checked |= fresh
+
+    def _moved(self, node: ir.Node) -> tuple[Index, Expr] | None:
+        """A change of layout of a value inside."""
+        source = node.inputs[0] if node.inputs else None
+        if source is None or source not in self.value:
+            return None
+        where = forward_index(node, self.where[source], self.cuts.shapes)
+        return None if where is None else (where, self.value[source])
+
+    def _place(self, node: ir.Node) -> Index:
+        """Where the region's element stands in the output of a pointwise node."""
+        out = node.outputs[0]
+        if self.frame is not None:
+            where = self.frame.place(out)
+            if where is None:
+                raise LiftError(f"{node.op_type} {node.name!r} has another shape than the rows")
+            return where
+        first = next(value for value in node.inputs if value is not None and value in self.value)
+        shape, source = shape_of(out, self.cuts.shapes), shape_of(first, self.cuts.shapes)
+        extra = len(shape) - len(source)
+        if extra < 0 or any(dim != ONE for dim in shape[:extra]) or shape[extra:] != source:
+            raise LiftError(f"{node.op_type} {node.name!r} broadcasts the result to a larger shape")
+        return (*(ZERO for _ in shape[:extra]), *self.where[first])
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A stopping point: which nodes the region has then, and which values it must give out."""
+
+    nodes: tuple[ir.Node, ...]
+    results: tuple[ir.Value, ...]
+
+
+def grow(growth: Growth, *, limit: int = LIMIT) -> Extent:
+    """Take in followers in graph order as long as that leads to fewer or equally many results; the last good stop."""
+    best = Extent(tuple(growth.nodes), tuple(growth.open_values()))
+    remains = growth.cuts.remains
+    queue = {node for value in growth.where for node in remains.nodes_using(value)} - set(growth.nodes)
+    for _ in range(limit):
+        if not queue:
+            break
+        node = min(queue, key=remains.position.__getitem__)
+        queue.discard(node)
+        if not growth.add(node):
+            continue
+        queue |= {user for out in node.outputs for user in remains.nodes_using(out) if user not in growth.refused}
+        queue -= set(growth.nodes)
+        results = growth.open_values()
+        if len(results) <= len(best.results) or acceptable(growth, results):
+            best = Extent(tuple(growth.nodes), tuple(results))
+    return best
+
+
+def acceptable(growth: Growth, results: list[ir.Value]) -> bool:
+    """One result, or more of which all but the last are needed in memory by others in any case."""
+    if len(results) <= 1:
+        return True
+    users = [growth.cuts.remains.users_of(value) for value in results[:-1]]
+    return len(results) <= RESULTS and all(
+        OUTSIDE in found or any(isinstance(user, Region) for user in found) for found in users
+    )

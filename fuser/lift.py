@@ -1,0 +1,104 @@
+"""Element rules by operator, and their inlining: an element of any value as an expression over chosen inputs.
+
+Comes in: a model, its shapes, and a `leaf` function that says which values to read instead of computing. Goes out:
+scalar expressions. Invariant: an expression is exact for every index inside the value's shape, or LiftError is raised.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from fuser.element import ZERO, Element, Index, LiftError, content_of, dtype_of
+from fuser.lift_pointwise import CONTRIB, COSTS, POINTWISE
+from fuser.lift_views import GENERATORS, VIEWS, constant_element, pick
+from fuser.shapes import Shapes
+from tilecore.contract.expr import Expr, cast
+
+Rule = Callable[[Element], Expr]
+Leaf = Callable[[ir.Value, Index], Expr | None]
+PICKED = 16  # integers among which an element is picked by selects
+DEPTH = 200  # nodes in one chain; deeper ones would exhaust Python's stack
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    """The element rule of a node; None for operators that have none (contractions, reductions, control flow)."""
+    if node.domain in ("", "ai.onnx"):
+        return VIEWS.get(node.op_type) or POINTWISE.get(node.op_type) or GENERATORS.get(node.op_type)
+    return CONTRIB.get(node.op_type) if node.domain == "com.microsoft" else None
+
+
+def is_view(node: ir.Node) -> bool:
+    """Whether the node only moves or repeats elements."""
+    return node.domain in ("", "ai.onnx") and node.op_type in VIEWS
+
+
+def is_generator(node: ir.Node) -> bool:
+    """Whether the node's elements depend on its index and small integers only."""
+    return node.domain in ("", "ai.onnx") and node.op_type in GENERATORS
+
+
+def is_pointwise(node: ir.Node) -> bool:
+    """Whether each element is computed from the inputs' elements at the same place."""
+    rule = rule_of(node)
+    return rule is not None and not is_view(node) and not is_generator(node)
+
+
+def cost_of(node: ir.Node) -> int:
+    """Rough cost of one element of a pointwise node, in multiplications; 0 for the others."""
+    return COSTS.get(node.op_type, 1) if is_pointwise(node) else 0
+
+
+@dataclass(slots=True)
+class Inliner:
+    """Writes elements of values as expressions, down to the values for which `leaf` gives one."""
+
+    shapes: Shapes
+    opset: int
+    leaf: Leaf
+    _memo: dict[tuple[ir.Value, Index], Expr] = field(default_factory=dict[tuple[ir.Value, Index], Expr])
+    _depth: int = 0
+
+    def at(self, value: ir.Value, index: Index) -> Expr:
+        """The element of `value` at `index`. LiftError when it cannot be written over the leaves."""
+        key = (value, index)
+        if key not in self._memo:
+            self._memo[key] = self._element(value, index)
+        return self._memo[key]
+
+    def _element(self, value: ir.Value, index: Index) -> Expr:
+        found = self.leaf(value, index)
+        if found is None:
+            found = known_element(value, index, self.shapes)
+        if found is not None:
+            return found
+        if self._depth >= DEPTH:
+            raise LiftError(f"the chain above {value.name!r} is longer than {DEPTH} nodes")
+        self._depth += 1
+        try:
+            return self.compute(value, index)
+        finally:
+            self._depth -= 1
+
+    def compute(self, value: ir.Value, index: Index) -> Expr:
+        """The element of `value` by the rule of its node, even where `leaf` would read it."""
+        node = value.producer()
+        rule = None if node is None else rule_of(node)
+        if node is None or rule is None:
+            what = "is not an input of the region" if node is None else f"comes from {node.op_type}, which has no element rule"
+            raise LiftError(f"{value.name!r} {what}")
+        try:
+            return rule(Element(node, value.index() or 0, index, self.at, self.shapes, self.opset))
+        except (TypeError, KeyError) as error:
+            raise LiftError(f"{node.op_type} {node.name!r}: {error}") from error
+
+
+def known_element(value: ir.Value, index: Index, shapes: Shapes) -> Expr | None:
+    """An element that needs no load: of a patterned constant, or of integers that shape inference knows."""
+    constant = constant_element(value, index, shapes)
+    if constant is not None or value.const_value is not None:
+        return constant
+    content = content_of(value, shapes)
+    if content is None or len(index) > 1 or len(content) > PICKED:
+        return None
+    return cast(pick(content, index[0] if index else ZERO), dtype_of(value, shapes))

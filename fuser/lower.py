@@ -1,0 +1,96 @@
+"""From what a finder found to a region with a checked spec: inputs, symbols and the nodes of the function body.
+
+Comes in: values to give out, the expressions over loads, and a function from inputs to the spec. Goes out: a `Region`.
+Invariant: the region's nodes compute its outputs from its inputs and from values whose content is known, nothing else.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fuser.cuts import Cuts
+from fuser.element import Index, LiftError, content_of
+from fuser.lift import rule_of
+from fuser.region import Region
+from tilecore.contract.expr import Expr, Sym, loads, symbols, variables
+from tilecore.contract.spec import Place, Result, Spec, SpecError, Tensor, check
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A region without its inputs. `core` are the nodes that have no element rule but belong to it."""
+
+    kind: str
+    label: str
+    core: frozenset[ir.Node]
+    outputs: tuple[ir.Value, ...]
+    programs: tuple[Expr, ...]
+    spec: Callable[[tuple[Tensor, ...]], Spec]
+
+
+def result(cuts: Cuts, value: ir.Value, axes: Sequence[Expr], index: Index, program: Expr) -> Result:
+    """The result that stores `program` as element `index` of `value`, for every element `axes` of the region."""
+    variables_of = tuple(axes)
+    place = Place(cuts.tensor(value), variables_of, index)  # pyright: ignore[reportArgumentType]
+    return Result(place, program)
+
+
+def lower(draft: Draft, cuts: Cuts, model_inputs: Iterable[ir.Value]) -> Region:
+    """The region. LiftError when its symbols cannot be bound or its spec breaks an invariant."""
+    by_name = {tensor.name: value for value, tensor in cuts.tensors.items()}
+    inputs = list(dict.fromkeys(by_name[load.source.name] for expr in draft.programs for load in loads(expr)))
+    nodes = _body(draft, inputs, cuts)
+    outputs = tuple(cuts.tensor(value) for value in draft.outputs)
+    tensors = tuple(cuts.tensor(value) for value in inputs)
+    inputs += _binders(draft, (*tensors, *outputs), inputs, tuple(model_inputs), cuts)
+    spec = draft.spec(tuple(cuts.tensor(value) for value in inputs))
+    try:
+        check(spec)
+    except SpecError as error:
+        raise LiftError(str(error)) from error
+    return Region(draft.kind, draft.label, nodes, tuple(inputs), draft.outputs, spec)
+
+
+def _body(draft: Draft, inputs: list[ir.Value], cuts: Cuts) -> tuple[ir.Node, ...]:
+    """The nodes between inputs and outputs, in order. Values that only the body needs are added to `inputs`."""
+    found: set[ir.Node] = set()
+    stack = list(draft.outputs)
+    known = set(inputs)
+    while stack:
+        value = stack.pop()
+        if value in known:
+            continue
+        node = value.producer()
+        if content_of(value, cuts.shapes) is not None and node not in draft.core:
+            continue
+        if value.const_value is not None and value.const_value.size == 1:
+            continue
+        if node is None or value in cuts.remains.makers or (node not in draft.core and rule_of(node) is None):
+            inputs.append(value)
+            known.add(value)
+        elif node not in found:
+            found.add(node)
+            stack.extend(source for source in node.inputs if source is not None)
+    return tuple(sorted(found, key=cuts.remains.position.__getitem__))
+
+
+def _binders(
+    draft: Draft, tensors: tuple[Tensor, ...], inputs: list[ir.Value], model_inputs: tuple[ir.Value, ...], cuts: Cuts
+) -> list[ir.Value]:
+    """Model inputs that the region takes for the sake of their dims."""
+    exprs: list[Expr] = [dim for tensor in tensors for dim in tensor.shape]
+    for program in draft.programs:
+        exprs += [program, *(axis.extent for axis in variables(program) if axis.extent is not None)]
+    needed = {symbol for expr in exprs for symbol in symbols(expr)}
+    bound = {dim for value in inputs for dim in cuts.tensor(value).shape if isinstance(dim, Sym)}
+    extra: list[ir.Value] = []
+    for symbol in sorted(needed - bound, key=lambda s: s.name):
+        if symbol in bound:
+            continue
+        source = next((v for v in model_inputs if symbol in (cuts.shapes.shape(v) or ())), None)
+        if source is None:
+            raise LiftError(f"no input of the region or the model has {symbol} as a whole dim")
+        extra.append(source)
+        bound |= {dim for dim in cuts.tensor(source).shape if isinstance(dim, Sym)}
+    return extra

@@ -1,0 +1,280 @@
+"""Every operator that reduces over axes and perhaps normalises by the result, as steps of a row program.
+
+Comes in: a node, a reader of elements and the row's frame. Goes out: the node's outputs as expressions over step
+variables, the steps appended in order. The arithmetic is the operator's own: two passes for a variance.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from fuser.element import ONE, ZERO, Index, LiftError, Shape, attribute, broadcast_index, flatten, shape_of, unflatten
+from fuser.growth import Made
+from fuser.lift import Inliner
+from fuser.shapes import Shapes
+from fuser.softmax import reduced_axes, softmax_axes
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Var, cast, const, unary
+from tilecore.contract.spec import Step
+
+
+@dataclass(slots=True)
+class Rows:
+    """The frame of a row program: the shape it runs over, split into rows and columns, and the steps so far."""
+
+    shapes: Shapes
+    opset: int
+    shape: Shape
+    axes: tuple[int, ...]
+    row: Var = field(init=False)
+    column: Var = field(init=False)
+    full: Index = field(init=False)
+    kept: Index = field(init=False)
+    steps: list[Step] = field(default_factory=list[Step])
+
+    def __post_init__(self) -> None:
+        inner = tuple(self.shape[axis] for axis in self.axes)
+        outer = tuple(dim for axis, dim in enumerate(self.shape) if axis not in self.axes)
+        self.row = Var("r", extent=_product(outer))
+        self.column = Var("c", extent=_product(inner))
+        rows, columns = iter(unflatten(self.row, outer)), iter(unflatten(self.column, inner))
+        self.full = tuple(next(columns if axis in self.axes else rows) for axis in range(len(self.shape)))
+        self.kept = tuple(ZERO if axis in self.axes else index for axis, index in enumerate(self.full))
+
+    def place(self, value: ir.Value) -> Index | None:
+        """Where the program's element stands in a value of the whole shape or of one element per row; else None."""
+        shape = self.shapes.shape(value)
+        if shape == self.shape:
+            return self.full
+        if shape == tuple(ONE if axis in self.axes else dim for axis, dim in enumerate(self.shape)):
+            return self.kept
+        if shape == tuple(dim for axis, dim in enumerate(self.shape) if axis not in self.axes):
+            return self.dropped
+        return None
+
+    @property
+    def dropped(self) -> Index:
+        """The row's index without the reduced axes."""
+        return tuple(index for axis, index in enumerate(self.kept) if axis not in self.axes)
+
+    def reduce(self, kind: str, value: Expr) -> Expr:
+        """One more reducing step."""
+        var = Var(f"{kind}{len(self.steps)}", value.dtype)
+        self.steps.append(Step(var, kind, value))
+        return var
+
+    def mean(self, value: Expr) -> Expr:
+        """The mean over the columns."""
+        count = cast(self.column.extent or ONE, value.dtype)
+        return self.reduce("sum", value) / count
+
+
+def _product(dims: Shape) -> Expr:
+    return flatten(tuple(dim - 1 for dim in dims), dims) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One reduction to translate."""
+
+    node: ir.Node
+    rows: Rows
+    reader: Inliner
+
+    def value(self, position: int) -> ir.Value | None:
+        """Input `position`, None when left out."""
+        return self.node.inputs[position] if position < len(self.node.inputs) else None
+
+    def read(self, position: int) -> Expr:
+        """The element of input `position` under numpy broadcasting to the whole shape."""
+        value = self.value(position)
+        if value is None:
+            raise LiftError(f"{self.node.op_type} {self.node.name!r} has no input {position}")
+        index = broadcast_index(self.rows.full, self.rows.shape, shape_of(value, self.rows.shapes))
+        return self.reader.at(value, index)
+
+    def wide(self, position: int) -> Expr:
+        """The same, in f32 at least."""
+        return _wide(self.read(position))
+
+    def number(self, name: str, default: float) -> float:
+        """A float attribute."""
+        return float(attribute(self.node, name, default))
+
+
+def _wide(value: Expr) -> Expr:
+    if not value.dtype.is_float:
+        raise LiftError(f"reductions of {value.dtype} are left alone; f16, bf16, f32 and f64 have steps")
+    return cast(value, DType.F32) if value.dtype in (DType.F16, DType.BF16) else value
+
+
+Translation = Callable[[Call], tuple[Expr | None, ...]]
+
+
+def _reduce(make: Callable[[Rows, Expr], Expr]) -> Translation:
+    def translate(call: Call) -> tuple[Expr | None, ...]:
+        value = call.read(0)
+        return (cast(make(call.rows, _wide(value)), value.dtype),)
+
+    return translate
+
+
+def _log_sum_exp(rows: Rows, x: Expr) -> Expr:
+    top = rows.reduce("max", x)
+    return top + unary("log", rows.reduce("sum", unary("exp", x - top)))
+
+
+REDUCTIONS: dict[str, Translation] = {
+    "ReduceSum": _reduce(lambda rows, x: rows.reduce("sum", x)),
+    "ReduceMean": _reduce(lambda rows, x: rows.mean(x)),
+    "ReduceMax": _reduce(lambda rows, x: rows.reduce("max", x)),
+    "ReduceMin": _reduce(lambda rows, x: rows.reduce("min", x)),
+    "ReduceProd": _reduce(lambda rows, x: rows.reduce("prod", x)),
+    "ReduceSumSquare": _reduce(lambda rows, x: rows.reduce("sum", x * x)),
+    "ReduceL1": _reduce(lambda rows, x: rows.reduce("sum", unary("abs", x))),
+    "ReduceL2": _reduce(lambda rows, x: unary("sqrt", rows.reduce("sum", x * x))),
+    "ReduceLogSum": _reduce(lambda rows, x: unary("log", rows.reduce("sum", x))),
+    "ReduceLogSumExp": _reduce(_log_sum_exp),
+}
+
+
+def _softmax(call: Call) -> tuple[Expr | None, ...]:
+    value = call.read(0)
+    x = _wide(value)
+    weight = unary("exp", x - call.rows.reduce("max", x))
+    total = call.rows.reduce("sum", weight)
+    return (cast(weight * (_one(total) / total), value.dtype),)
+
+
+def _log_softmax(call: Call) -> tuple[Expr | None, ...]:
+    value = call.read(0)
+    x = _wide(value)
+    shifted = x - call.rows.reduce("max", x)
+    return (cast(shifted - unary("log", call.rows.reduce("sum", unary("exp", shifted))), value.dtype),)
+
+
+def _one(like: Expr) -> Expr:
+    return const(1.0, like.dtype)
+
+
+def _normalise(call: Call, x: Expr, epsilon: float) -> tuple[Expr, Expr, Expr]:
+    """(normalised, mean, 1/deviation) of a value in f32 or f64, in two passes."""
+    mean = call.rows.mean(x)
+    centred = x - mean
+    scale = unary("rsqrt", call.rows.mean(centred * centred) + epsilon)
+    return centred * scale, mean, scale
+
+
+def _affine(call: Call, value: Expr, scale: int, bias: int) -> Expr:
+    """The learned scale and bias, which may broadcast; both in the value's own type."""
+    value = value * call.read(scale)
+    return value + call.read(bias) if call.value(bias) is not None else value
+
+
+def _layer_norm(call: Call) -> tuple[Expr | None, ...]:
+    value = call.read(0)
+    normal, mean, scale = _normalise(call, _wide(value), call.number("epsilon", 1e-5))
+    return _affine(call, cast(normal, value.dtype), 1, 2), mean, scale
+
+
+def _rms(call: Call, x: Expr) -> tuple[Expr, Expr]:
+    scale = unary("rsqrt", call.rows.mean(x * x) + call.number("epsilon", 1e-5))
+    return x * scale, scale
+
+
+def _rms_norm(call: Call) -> tuple[Expr | None, ...]:
+    value = call.read(0)
+    normal, scale = _rms(call, _wide(value))
+    return cast(normal, value.dtype) * call.read(1), scale
+
+
+def _skip(call: Call, bias: int) -> Expr:
+    total = call.read(0) + call.read(1)
+    return total + call.read(bias) if call.value(bias) is not None else total
+
+
+def _skip_layer_norm(call: Call) -> tuple[Expr | None, ...]:
+    total = _skip(call, 4)
+    normal, mean, scale = _normalise(call, _wide(total), call.number("epsilon", 1e-12))
+    return _affine(call, cast(normal, total.dtype), 2, 3), mean, scale, total
+
+
+def _skip_rms_norm(call: Call) -> tuple[Expr | None, ...]:
+    total = _skip(call, 3)
+    normal, scale = _rms(call, _wide(total))
+    return cast(normal, total.dtype) * call.read(2), None, scale, total
+
+
+def _lp_norm(call: Call) -> tuple[Expr | None, ...]:
+    value = call.read(0)
+    x = _wide(value)
+    if int(attribute(call.node, "p", 2)) == 1:
+        norm = call.rows.reduce("sum", unary("abs", x))
+    else:
+        norm = unary("sqrt", call.rows.reduce("sum", x * x))
+    return (cast(x / norm, value.dtype),)
+
+
+NORMS: dict[tuple[str, str], Translation] = {
+    ("", "Softmax"): _softmax,
+    ("", "LogSoftmax"): _log_softmax,
+    ("", "LayerNormalization"): _layer_norm,
+    ("", "RMSNormalization"): _rms_norm,
+    ("", "LpNormalization"): _lp_norm,
+    ("", "SimplifiedLayerNormalization"): _rms_norm,
+    ("com.microsoft", "SimplifiedLayerNormalization"): _rms_norm,
+    ("com.microsoft", "SkipLayerNormalization"): _skip_layer_norm,
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
+}
+
+
+def _domain(node: ir.Node) -> str:
+    return "" if node.domain == "ai.onnx" else node.domain
+
+
+def is_reduction(node: ir.Node) -> bool:
+    """Whether `translate` knows the operator."""
+    return (_domain(node) == "" and node.op_type in REDUCTIONS) or (_domain(node), node.op_type) in NORMS
+
+
+def axes_of_reduction(node: ir.Node, shapes: Shapes, opset: int) -> tuple[int, ...]:
+    """The axes that the node reduces over. LiftError when they are known at run time only."""
+    if node.op_type in REDUCTIONS:
+        return reduced_axes(node, shapes, opset)
+    source = node.inputs[0]
+    if source is None:
+        raise LiftError(f"{node.op_type} {node.name!r} has no input")
+    rank = len(shape_of(source, shapes))
+    if node.op_type in ("Softmax", "LogSoftmax"):
+        return softmax_axes(node, rank, opset)
+    axis = int(attribute(node, "axis", -1)) % rank
+    if node.op_type == "LpNormalization":
+        return (axis,)
+    return (rank - 1,) if node.op_type.startswith("Skip") else tuple(range(axis, rank))
+
+
+def translate(node: ir.Node, rows: Rows, reader: Inliner) -> Made | None:
+    """The outputs of a reduction over the frame's own axes; None for other nodes. LiftError when it cannot be one."""
+    if not is_reduction(node):
+        return None
+    source = node.inputs[0]
+    if source is None or shape_of(source, rows.shapes) != rows.shape:
+        raise LiftError(f"{node.op_type} {node.name!r} reduces another shape than the row program's")
+    if axes_of_reduction(node, rows.shapes, rows.opset) != rows.axes:
+        raise LiftError(f"{node.op_type} {node.name!r} reduces other axes than the row program's")
+    before = len(rows.steps)
+    translation = REDUCTIONS.get(node.op_type) or NORMS[_domain(node), node.op_type]
+    try:
+        results = translation(Call(node, rows, reader))
+    except (LiftError, TypeError) as error:
+        del rows.steps[before:]
+        raise LiftError(str(error)) from error
+    made: dict[ir.Value, tuple[Index, Expr]] = {}
+    for value, expr in zip(node.outputs, results, strict=False):
+        where = rows.place(value)
+        if expr is not None and where is not None:
+            made[value] = (where, expr)
+    if len(made) < len([value for value in node.outputs if value.name]):
+        raise LiftError(f"{node.op_type} {node.name!r} has outputs that the row program does not make")
+    return made

@@ -1,0 +1,105 @@
+"""Finds everything worth fusing in a model: regions, and misses with their reasons.
+
+Comes in: a model and its shapes. Goes out: regions in graph order and misses. Invariants: no node that a region's
+outputs come from is computed by another region, every output of the graph is still made by someone, and the graph with
+each region as one node has no cycle.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from fuser import attention, contraction, row
+from fuser.cuts import Cuts, is_plumbing
+from fuser.dots import Dot, is_dot
+from fuser.element import LiftError
+from fuser.graph import Remains
+from fuser.lift import is_pointwise
+from fuser.lower import Draft, lower
+from fuser.reductions import is_reduction
+from fuser.region import Miss, Region
+from fuser.shapes import Shapes
+from fuser.softmax import sites_of
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The state of one scan."""
+
+    model: ir.Model
+    cuts: Cuts
+    dots: dict[ir.Value, Dot]
+    regions: list[Region] = field(default_factory=list[Region])
+    misses: dict[ir.Node, Miss] = field(default_factory=dict[ir.Node, Miss])
+
+    def attempt(self, kind: str, node: ir.Node, find: Callable[[], Draft | None]) -> None:
+        """Take the region that `find` drafts, or note why there is none."""
+        try:
+            draft = find()
+            if draft is None:
+                return
+            region = lower(draft, self.cuts, self.model.graph.inputs)
+        except (LiftError, attention.Refused) as error:
+            self.miss(kind, node, str(error))
+            return
+        self.regions.append(region)
+        self.cuts.remains.take(region)
+        self.cuts.forget()
+        for taken in region.nodes:
+            self.misses.pop(taken, None)
+
+    def miss(self, kind: str, node: ir.Node, reason: str) -> None:
+        """Note a miss; the first kind that was tried says most."""
+        self.misses.setdefault(node, Miss(kind, node.name or node.outputs[0].name or node.op_type, reason))
+
+
+def scan(model: ir.Model, shapes: Shapes) -> tuple[tuple[Region, ...], tuple[Miss, ...]]:
+    """All regions of the top-level graph, in graph order, and what was left alone."""
+    opset = model.graph.opset_imports.get("", 1)
+    remains = Remains(model.graph, lambda node: is_plumbing(node, shapes))
+    cuts = Cuts(shapes, opset, remains, sites_of(model.graph, shapes, opset))
+    dots, refused = attention.dots_of(remains.nodes, cuts)
+    state = _Scan(model, cuts, dots)
+    for node, reason in refused.items():
+        state.miss("contraction", node, reason)
+    for finder in (_attentions, _contractions, _reductions, _pointwise):  # the deepest structure first
+        finder(state)
+    order = remains.position
+    regions = tuple(sorted(state.regions, key=lambda region: order[region.nodes[-1]]))
+    alive = [miss for node, miss in state.misses.items() if node in remains.alive]
+    return regions, tuple(alive)
+
+
+def _attentions(state: _Scan) -> None:
+    for dot in list(state.dots.values()):
+        if dot.node in state.cuts.remains.alive:
+            state.attempt(attention.KIND, dot.node, lambda dot=dot: attention.find(dot, state.dots, state.cuts))
+
+
+def _free(state: _Scan, node: ir.Node) -> bool:
+    """Whether the node is still computed by itself."""
+    remains = state.cuts.remains
+    return node in remains.alive and not any(value in remains.makers for value in node.outputs)
+
+
+def _contractions(state: _Scan) -> None:
+    for dot in state.dots.values():
+        if _free(state, dot.node):
+            state.attempt(contraction.KIND, dot.node, lambda dot=dot: contraction.draft_of(dot, state.cuts))
+
+
+def _reductions(state: _Scan) -> None:
+    for node in state.cuts.remains.nodes:
+        if is_reduction(node) and _free(state, node) and not is_plumbing(node, state.cuts.shapes):
+            state.attempt(row.KIND, node, lambda node=node: row.from_reduction(node, state.cuts))
+
+
+def _pointwise(state: _Scan) -> None:
+    for node in state.cuts.remains.nodes:
+        if is_pointwise(node) and _free(state, node) and not is_dot(node):
+            try:
+                draft = row.from_pointwise(node, state.cuts)
+            except LiftError:  # single pointwise nodes are not worth a word
+                continue
+            state.attempt(row.KIND, node, lambda draft=draft: draft)
