@@ -17,8 +17,9 @@ import pytest
 pytestmark = pytest.mark.cpu
 
 INSTALLED = ort.__version__
-# What each release needs beside itself; the oldest has a module built for numpy 1.
-RELEASES = {"1.17.3": ["numpy==1.26.4"], "1.23.2": [], "1.24.4": [], INSTALLED: []}
+# What each release needs beside itself; the older ones were built for numpy 1.
+REQUIREMENTS = {"1.16.3": ["numpy==1.26.4"], "1.17.3": ["numpy==1.26.4"]}
+RELEASES = ["1.17.3", "1.23.2", "1.24.4", INSTALLED]
 KERNELS = ["MeanSplit_0b", "Repeat_0c", "ScaleAdd_0a", "Triple_0d"]
 UNREACHABLE = ("Retrying (", "Failed to establish", "Name or service not known", "Read timed out", "ProxyError")
 RUNNER = Path(__file__).parent / "plain_runner.py"
@@ -31,7 +32,7 @@ def install_release(version: str, cache: Path) -> Path | None:
     folder = cache / version
     if not folder.is_dir():
         partial = cache / f"{version}.{os.getpid()}"
-        wheels = [f"onnxruntime=={version}", *RELEASES[version]]
+        wheels = [f"onnxruntime=={version}", *REQUIREMENTS.get(version, [])]
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(partial), *wheels]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
         if done.returncode != 0:
@@ -51,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=list(RELEASES))
+@pytest.fixture(params=RELEASES)
 def release(request: pytest.FixtureRequest) -> tuple[str, Path | None]:
     return request.param, install_release(request.param, request.config.cache.mkdir("onnxruntime"))
 
@@ -112,3 +113,15 @@ def test_two_releases_live_in_one_process(folder: Path, request: pytest.FixtureR
         assert done.returncode == 0, done.stderr
         assert f"{INSTALLED} {mode}: right" in done.stdout
         assert f"1.24.4 {mode}: right" in done.stdout
+
+
+def test_too_old_a_release_runs_the_function_bodies(folder: Path, request: pytest.FixtureRequest) -> None:
+    release = ("1.16.3", install_release("1.16.3", request.config.cache.mkdir("onnxruntime")))
+    feeds = native_models.sample_feeds(20, 30)
+    done = start_runner(folder, release, "custom", feeds)
+    assert done.returncode == 0, done.stderr
+    assert "tilefuse: ONNX Runtime 1.16.3 is older than 1.17; the model runs through its function bodies" in done.stderr
+    np.testing.assert_allclose(
+        np.load(folder / "outputs.npz")["rest"], native_models.expect_sample(feeds)["rest"], rtol=1e-5, atol=1e-5
+    )
+    assert not set(KERNELS) & {entry.split("@")[0] for entry in json.loads(done.stdout)["ran"]}
