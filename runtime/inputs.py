@@ -6,7 +6,7 @@ Invariant: the same model, sizes and seed give the same arrays.
 
 import ast
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +22,9 @@ Role = Literal["mask", "additive mask", "positions", "ids", "flag", "values"]
 
 SMALL_SIZES = ((3, (17, 7, 11, 13, 19, 23)), (2, (9, 5, 7, 3, 11, 13)), (2, (803, 401, 411, 421)))
 LARGE_SIZES = ((1, (131, 37, 29, 41)), (1, (67, 21, 15, 23)), (1, (13, 9, 15, 21)), (1, (1605, 501, 511, 521)))
-LARGEST_FIXED_SIZE = 4096
-MOST_FIXED_CHOICES = 144
+LARGEST_FIXED_SIZE = 4096  # of a dim, and of batch times length: keeps wrong guesses from filling the memory
+FIXED_BATCHES, FIXED_LENGTHS = 6, 24  # how many guesses to make for each
+BATCH_NAMES = ("B", "N", "b", "n")
 DEFAULT_ID_LIMIT = 4  # for integers that index no table we can see: small enough for any use as an id or a count
 MASKED = -10000.0  # an additive mask's value at a hidden key: finite in every float type
 PASSES_VALUES = frozenset(
@@ -90,16 +91,30 @@ def size_choices(model: onnx.ModelProto) -> SizeChoices:
     names = symbols(model)
     if not names:
         return SizeChoices(({},), (), ())
-    entries = read(model)
-    batches = {name for name in names if _is_batch(name, entries)}
-    others = [name for name in names if name not in batches]
+    batches = _batches(model)
 
     def choices(rungs: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[dict[str, int], ...]:
-        distinct = [_distinct(names, batches, others, batch, sizes) for batch, sizes in rungs]
+        distinct = [assign_sizes(model, batch, sizes) for batch, sizes in rungs]
         equal = [{name: batch if name in batches else sizes[0] for name in names} for batch, sizes in rungs]
         return tuple(distinct + [choice for choice in equal if choice not in distinct])
 
     return SizeChoices(choices(SMALL_SIZES), choices(LARGE_SIZES), _fixed_choices(model, names, batches))
+
+
+def assign_sizes(model: onnx.ModelProto, batch: int, sizes: Sequence[int]) -> dict[str, int]:
+    """`batch` for the batch, `sizes` for the other symbols in order; a total length is past and present together."""
+    batches = _batches(model)
+    chosen = dict.fromkeys(symbols(model), batch)
+    others = [name for name in chosen if name not in batches]
+    supply = itertools.chain(sizes, itertools.count(sizes[-1] + 2, 2))
+    totals = [name for name in others if "total" in name.lower()]
+    pasts = [name for name in others if "past" in name.lower() and name not in totals]
+    presents = [name for name in others if name not in pasts and name not in totals]
+    for name in (*presents, *pasts):
+        chosen[name] = next(supply)
+    for name in totals:
+        chosen[name] = chosen[pasts[0]] + chosen[presents[0]] if pasts and presents else next(supply)
+    return chosen
 
 
 def _fixed_choices(model: onnx.ModelProto, names: Sequence[str], batches: set[str]) -> tuple[dict[str, int], ...]:
@@ -125,11 +140,11 @@ def _fixed_choices(model: onnx.ModelProto, names: Sequence[str], batches: set[st
         for dim in value.type.tensor_type.shape.dim:
             if 1 < dim.dim_value <= LARGEST_FIXED_SIZE:
                 found[dim.dim_value] = found.get(dim.dim_value, 0) + 1
-    common = sorted(found)[:12]
-    groups = [("batch", common)] * bool(batches) + [("other", common)] * (len(batches) < len(names))
-    combinations = itertools.product(*(sizes for _, sizes in groups))
-    chosen = ({name: sizes[0] if name in batches else sizes[-1] for name in names} for sizes in combinations)
-    return tuple(itertools.islice(chosen, MOST_FIXED_CHOICES))
+    sizes = sorted(found)
+    rows = sizes[:FIXED_BATCHES] if batches else [1]
+    lengths = sizes[:FIXED_LENGTHS] if len(batches) < len(names) else [1]
+    pairs = ((row, length) for row in rows for length in lengths if row * length <= LARGEST_FIXED_SIZE)
+    return tuple({name: row if name in batches else length for name in names} for row, length in pairs)
 
 
 def generate(
@@ -160,6 +175,31 @@ def generate(
             value = random.standard_normal(shape) * scale
         feeds[entry.name] = np.ascontiguousarray(value.astype(entry.dtype)).reshape(shape)
     return feeds
+
+
+def first_fitting(
+    model: onnx.ModelProto,
+    run: Callable[[Mapping[str, Array]], object],
+    choices: Iterable[Mapping[str, int]],
+    *,
+    seed: int,
+    masks: bool = True,
+) -> tuple[Mapping[str, int] | None, str]:
+    """The first sizes whose generated inputs `run` takes without raising, or None and what it said last."""
+    reason = ""
+    for sizes in choices:
+        try:
+            run(generate(model, sizes=sizes, seed=seed, masks=masks))
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no base but Exception
+            reason = f"{describe(sizes)}: {error}"
+        else:
+            return sizes, ""
+    return None, reason
+
+
+def describe(sizes: Mapping[str, int]) -> str:
+    """The sizes in words."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "the model's fixed sizes"
 
 
 def load(path: Path, model: onnx.ModelProto) -> dict[str, Array]:
@@ -244,27 +284,15 @@ def _evaluate(tree: ast.expr, sizes: Mapping[str, int]) -> int:
             raise InputError(f"cannot evaluate the dim {ast.unparse(tree)!r}")
 
 
-def _is_batch(name: str, entries: Sequence[Input]) -> bool:
-    if "batch" in name.lower() or name in ("B", "N", "b", "n"):
-        return True
-    axes = {axis for entry in entries for axis, dim in enumerate(entry.dims) if isinstance(dim, str) and name in dim}
-    return axes == {0}
-
-
-def _distinct(
-    names: Sequence[str], batches: set[str], others: Sequence[str], batch: int, sizes: Sequence[int]
-) -> dict[str, int]:
-    """One size for every symbol; a total length is past and present together."""
-    supply = itertools.chain(sizes, itertools.count(sizes[-1] + 2, 2))
-    chosen = {name: batch if name in batches else 0 for name in names}
-    pasts = [name for name in others if "past" in name.lower() and "total" not in name.lower()]
-    totals = [name for name in others if "total" in name.lower()]
-    presents = [name for name in others if name not in pasts and name not in totals]
-    for name in (*presents, *pasts):
-        chosen[name] = next(supply)
-    for name in totals:
-        chosen[name] = chosen[pasts[0]] + chosen[presents[0]] if pasts and presents else next(supply)
-    return chosen
+def _batches(model: onnx.ModelProto) -> set[str]:
+    """Symbols that count independent rows: called so, or only ever the first dim."""
+    entries = read(model)
+    axes: dict[str, set[int]] = {}
+    for entry in entries:
+        for axis, dim in enumerate(entry.dims):
+            for name in _terms(dim) if isinstance(dim, str) else ():
+                axes.setdefault(name, set()).add(axis)
+    return {name for name, found in axes.items() if "batch" in name.lower() or name in BATCH_NAMES or found == {0}}
 
 
 # --- use -------------------------------------------------------------------------------------------------------------

@@ -190,7 +190,9 @@ def _cases(
     found: list[Mapping[str, int]] = []
     failure = ""
     for ladder in (choices.small, choices.large, () if found else choices.fixed):
-        sizes, reason = _fitting(model, reference, ladder, seed)
+        sizes, reason = model_inputs.first_fitting(
+            model, lambda feeds: reference.run(None, dict(feeds)), ladder, seed=seed
+        )
         failure = reason or failure
         if sizes is not None:
             found.append(sizes)
@@ -200,30 +202,11 @@ def _cases(
             f"of the sizes tried, ONNX Runtime said: {failure}"
         )
     for number, sizes in enumerate(found):
-        yield _Case(_label(sizes), model_inputs.generate(model, sizes=sizes, seed=seed + number))
+        yield _Case(model_inputs.describe(sizes), model_inputs.generate(model, sizes=sizes, seed=seed + number))
     floats = any(np.issubdtype(entry.dtype, np.inexact) for entry in model_inputs.read(model))
     if floats:
         feeds = model_inputs.generate(model, sizes=found[0], seed=seed + len(found), scale=LARGE_SCALE)
-        yield _Case(f"{_label(found[0])}, scaled by {LARGE_SCALE:g}", feeds)
-
-
-def _fitting(
-    model: onnx.ModelProto, reference: ort.InferenceSession, choices: Sequence[Mapping[str, int]], seed: int
-) -> tuple[Mapping[str, int] | None, str]:
-    """The first sizes that the original runs at, or None and what it said last."""
-    reason = ""
-    for sizes in choices:
-        try:
-            reference.run(None, model_inputs.generate(model, sizes=sizes, seed=seed))
-        except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no base but Exception
-            reason = f"{_label(sizes)}: {error}"
-        else:
-            return sizes, ""
-    return None, reason
-
-
-def _label(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "the model's fixed sizes"
+        yield _Case(f"{model_inputs.describe(found[0])}, scaled by {LARGE_SCALE:g}", feeds)
 
 
 def _interface_change(original: ort.InferenceSession, fused: ort.InferenceSession) -> str | None:
