@@ -4,13 +4,13 @@ Comes in: a message, a span and help. Goes out: a `TileError` whose text is comp
 user frame: `user_frame` skips the modules of this package, but not the kernels in `tilecore.library`.
 """
 
+import os
 import sys
-from pathlib import Path
 from types import FrameType
 
 from tilecore.span import Span, span_of_frame
 
-_FRONT_END = str(Path(__file__).parent)
+_FRONT_END = os.path.dirname(__file__)
 
 
 class TileError(Exception):
@@ -30,7 +30,7 @@ class TileError(Exception):
 def user_frame() -> FrameType:
     """The innermost frame of the kernel's author."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and str(Path(frame.f_code.co_filename).parent) == _FRONT_END:
+    while frame is not None and os.path.dirname(frame.f_code.co_filename) == _FRONT_END:
         frame = frame.f_back
     if frame is None:
         raise RuntimeError("the tile language was called from no frame but its own")

@@ -232,7 +232,7 @@ def convert(value: object, dtype: DType) -> Value:
     if isinstance(value, int | float | bool):
         return Value(const(value, dtype))
     found = lift(value)
-    return Value(cast(found.expr, dtype, span=user_span()), found.reads)
+    return found if found.dtype is dtype else Value(cast(found.expr, dtype, span=user_span()), found.reads)
 
 
 def assigned(value: object, dtype: DType) -> Value:

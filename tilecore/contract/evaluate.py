@@ -112,9 +112,14 @@ def evaluate(spec: Spec, arrays: Arrays, *, wide: bool = True) -> dict[str, np.n
         renamed = {place_axis: grid[place_axis] for place_axis in result.place.axes}
         values = {var: value for var, value in env.items() if var not in axes} | renamed
         if len(result.place.axes) < len(axes):  # a per-row result: the column axis is dropped from every value
-            values = {var: value[..., 0] if np.ndim(value) == len(axes) else value for var, value in values.items()}
+            values = {var: _first_column(value, len(axes)) for var, value in values.items()}
         results[result.place.name] = _store(result.place, run(result.value, values), renamed, run)
     return results
+
+
+def _first_column(value: Any, rank: int) -> Any:
+    """A per-row value that was kept with one column; of no columns at all, nothing can be meant."""
+    return value[..., 0] if np.ndim(value) == rank and np.shape(value)[-1] else value
 
 
 def _grid(axes: tuple[Var, ...], run: Evaluator) -> dict[Var, Any]:

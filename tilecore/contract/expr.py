@@ -5,6 +5,7 @@ kept in a canonical form (a polynomial over atoms), so that two index expression
 when they print alike. Build nodes with the functions here, never with `Op(...)` directly.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Union, runtime_checkable
@@ -472,25 +473,33 @@ def nonnegative(expr: "Expr") -> bool:
 
     A False answer means "not proved". Facts about indices of an empty domain are vacuous, hence symbols ≥ 1.
     """
-    return _nonnegative(polynomial(expr), 12)
+    return any(_all_nonnegative(bound) for bound in _lower_bounds(polynomial(expr), 12))
 
 
-def _nonnegative(poly: Poly, depth: int) -> bool:
-    """Replace one bounded atom after another by its bounds, trying each bound that the atom has."""
-    if _all_nonnegative(poly):
-        return True
-    bounded = next((atom for term in poly for atom in term if not isinstance(atom, Sym)), None)
-    if bounded is None or depth == 0:
-        return False
+def _lower_bounds(poly: Poly, depth: int) -> Iterator[Poly]:
+    """Polynomials in symbols alone that are nowhere above `poly`: one atom after another gives way to its bounds."""
+    atoms = dict.fromkeys(atom for term in poly for atom in term if not isinstance(atom, Sym))
+    if not atoms:
+        yield poly
+        return
+    if depth == 0:
+        return
+    bounded = max(atoms, key=_dependence)  # innermost first: its bounds are in terms of the others
     lows, highs = _range(bounded)
     wants_low = any(amount > 0 for term, amount in poly.items() if bounded in term)
     wants_high = any(amount < 0 for term, amount in poly.items() if bounded in term)
     for low in lows if wants_low else (None,):
         for high in (*highs, None) if wants_high else (None,):
             replaced = _bounded_below(poly, bounded, low, high)
-            if replaced is not None and _nonnegative(replaced, depth - 1):
-                return True
-    return False
+            if replaced is not None:
+                yield from _lower_bounds(replaced, depth - 1)
+
+
+def _dependence(atom: "Expr") -> int:
+    """How many variables the bounds of an atom lean on, at any distance."""
+    bounds = (atom.extent,) if isinstance(atom, Var) and atom.extent is not None else children(atom)
+    inner = {var for bound in bounds for var in variables(bound)}
+    return len(inner) + sum(_dependence(var) for var in inner if var != atom)
 
 
 def _bounded_below(poly: Poly, atom: "Expr", low: "Expr | None", high: "Expr | None") -> Poly | None:
@@ -526,10 +535,7 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
     if isinstance(atom, Op) and atom.name == "mod" and nonnegative(atom.args[1] - 1):
         return (zero,), (atom.args[1] - 1,) + ((atom.args[0],) if nonnegative(atom.args[0]) else ())
     if isinstance(atom, Op) and atom.name == "floordiv" and nonnegative(atom.args[0]):
-        high = _upper(atom.args[0])
-        if high == atom.args[0]:  # symbols alone: dividing them again would lead back here
-            return (zero,), (high,)
-        return (zero,), () if high is None else (floordiv(high, atom.args[1]),)
+        return (zero,), tuple(floordiv(high, atom.args[1]) for high in _upper_bounds(atom.args[0]))
     if isinstance(atom, Op) and atom.name == "min":
         return (zero,) if all(nonnegative(arg) for arg in atom.args) else (), atom.args
     if isinstance(atom, Op) and atom.name == "max":
@@ -537,20 +543,10 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
     return (), ()
 
 
-def _upper(expr: "Expr") -> "Expr | None":
-    """An inclusive upper bound in symbols alone, or None."""
-    total: Poly = {}
-    for monomial, coefficient in polynomial(expr).items():
-        term: Poly = {(): coefficient}
-        for atom in monomial:
-            highs = (atom,) if isinstance(atom, Sym) else _range(atom)[1]
-            if not highs or (coefficient < 0 and not isinstance(atom, Sym)):
-                return None
-            high = highs[0]
-            term = _times(term, polynomial(high))
-        total = _plus(total, term)
-    result = from_polynomial(total)
-    return result if all(isinstance(atom, Sym) for term in total for atom in term) else _upper(result)
+def _upper_bounds(expr: "Expr") -> tuple["Expr", ...]:
+    """A few inclusive upper bounds of `expr` in symbols alone."""
+    lower = itertools.islice(_lower_bounds(_times({(): -1}, polynomial(expr)), 12), 32)
+    return tuple(dict.fromkeys(from_polynomial(_times({(): -1}, bound)) for bound in lower))[:4]
 
 
 def _all_nonnegative(poly: Poly) -> bool:

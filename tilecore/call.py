@@ -1,0 +1,114 @@
+"""Compiled kernels as Python callables over numpy arrays: for tests, tuning and kernel authors. Single-threaded."""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilecore.compile import Kernel
+from tilecore.contract.spec import outputs_of
+from tilecore.emit_host import symbol_order
+from tilecore.link import link_kernels
+from tilecore.target import Target
+from tilecore.toolchain import Toolchain
+
+
+class KernelError(ValueError):
+    """A call whose arrays do not fit the kernel's signature; carries the kernel's own message."""
+
+
+class _Table(ctypes.Structure):
+    """`tile_kernel` of tile_kernel.h."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("n_inputs", ctypes.c_int32), ("n_outputs", ctypes.c_int32),
+        ("input_types", ctypes.c_void_p), ("outputs", ctypes.c_void_p), ("bind", ctypes.c_void_p),
+        ("shape", ctypes.c_void_p), ("tasks", ctypes.c_void_p), ("scratch", ctypes.c_void_p), ("work", ctypes.c_void_p),
+        ("run", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class _Variant(ctypes.Structure):
+    _fields_ = (
+        ("isa", ctypes.c_char_p), ("supported", ctypes.CFUNCTYPE(ctypes.c_int32)), ("n_kernels", ctypes.c_int32),
+        ("kernels", ctypes.POINTER(ctypes.POINTER(_Table))),
+    )  # fmt: skip
+
+
+class _Library(ctypes.Structure):
+    _fields_ = (("abi", ctypes.c_int32), ("n_variants", ctypes.c_int32), ("variants", ctypes.POINTER(_Variant)))
+
+
+_Sizes = ctypes.POINTER(ctypes.c_int64)
+_BIND = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.POINTER(_Sizes), ctypes.POINTER(ctypes.c_int32), _Sizes, ctypes.c_char_p, ctypes.c_size_t
+)
+_SHAPE = ctypes.CFUNCTYPE(None, _Sizes, ctypes.c_int32, _Sizes)
+_COUNT = ctypes.CFUNCTYPE(ctypes.c_int64, _Sizes)
+_RUN = ctypes.CFUNCTYPE(
+    None, _Sizes, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+)
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel in memory: call it with one array per input of its (packed) spec, in order."""
+
+    kernel: Kernel
+    library: ctypes.CDLL
+    table: _Table
+
+    def __call__(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The outputs, in order; each is filled with a poison first. KernelError when a shape does not fit."""
+        tensors = self.kernel.spec.inputs
+        if len(inputs) != len(tensors):
+            raise KernelError(f"{self.kernel.name} takes {len(tensors)} inputs, got {len(inputs)}")
+        arrays = [np.ascontiguousarray(a) for a in inputs]
+        for tensor, array in zip(tensors, arrays, strict=True):
+            if array.dtype != tensor.dtype.row.numpy:
+                raise KernelError(f"{tensor.name} must be {tensor.dtype}, got {array.dtype}")
+        symbols = self._bind(arrays)
+        outputs = [_poisoned(self._shape(symbols, i), t.dtype.row.numpy) for i, t in enumerate(outputs_of(self.kernel.spec))]
+        tasks = _COUNT(self.table.tasks)(symbols)
+        scratch = np.full(_COUNT(self.table.scratch)(symbols) + 64, 0xFF, np.uint8)
+        base = (scratch.ctypes.data + 63) // 64 * 64
+        _RUN(self.table.run)(symbols, _pointers(arrays), _pointers(outputs), base, 0, tasks)
+        return tuple(outputs)
+
+    def _bind(self, arrays: list[np.ndarray]) -> "ctypes.Array[ctypes.c_int64]":
+        symbols = (ctypes.c_int64 * 32)()
+        shapes = [(ctypes.c_int64 * max(1, a.ndim))(*a.shape) for a in arrays]
+        rows = (_Sizes * max(1, len(arrays)))(*(ctypes.cast(shape, _Sizes) for shape in shapes))
+        ranks = (ctypes.c_int32 * max(1, len(arrays)))(*(a.ndim for a in arrays))
+        error = ctypes.create_string_buffer(256)
+        if _BIND(self.table.bind)(rows, ranks, symbols, error, 256):
+            raise KernelError(f"{self.kernel.name}: {error.value.decode()}")
+        return symbols
+
+    def _shape(self, symbols: "ctypes.Array[ctypes.c_int64]", output: int) -> tuple[int, ...]:
+        dims = (ctypes.c_int64 * 8)()
+        _SHAPE(self.table.shape)(symbols, output, dims)
+        return tuple(dims[: len(outputs_of(self.kernel.spec)[output].shape)])
+
+
+def _poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An output that shows what was not written: NaN, or the bit pattern of -1."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape)
+
+
+def _pointers(arrays: list[np.ndarray]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * max(1, len(arrays)))(*(a.ctypes.data for a in arrays))
+
+
+def load_kernel(kernel: Kernel, target: Target, toolchain: Toolchain) -> CompiledKernel:
+    """Build `kernel` for `target` and load it into this process. BuildError when the compiler refuses it."""
+    path: Path = link_kernels([kernel], [target], toolchain)
+    library = ctypes.CDLL(str(path))
+    root = _Library.in_dll(library, "tile_generated_library")
+    return CompiledKernel(kernel, library, root.variants[0].kernels[0].contents)
+
+
+__all__ = ["CompiledKernel", "KernelError", "Mapping", "load_kernel", "symbol_order"]

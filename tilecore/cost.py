@@ -1,0 +1,31 @@
+"""How much work a spec is: operations and bytes, as expressions of its dims."""
+
+from tilecore.contract.expr import Expr, const
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, Spec, extent_of
+from tilecore.emit_expr import operation_count
+
+FLOPS_PER_NS = 50  # of one core, a middling fp32 rate: estimates of a call's length need no more
+ELEMENTS_PER_NS = 2
+
+
+def flops_of(spec: Spec) -> Expr:
+    """Multiply-adds count two; pointwise work is not counted for attention and contractions."""
+    match spec:
+        case AttentionSpec():
+            b, h, q, d = spec.q.shape
+            keys, e = spec.v.shape[2], spec.v.shape[3]
+            return b * h * q * keys * (d + e) * 2
+        case ContractionSpec():
+            g, m, k = spec.a.shape
+            return g * m * k * spec.b.shape[2] * 2
+        case RowSpec():
+            points = extent_of(spec.row) * extent_of(spec.column)
+            programs = [step.value for step in spec.steps] + [result.value for result in spec.outputs]
+            return points * (sum(operation_count(program) for program in programs) + len(programs))
+
+
+def work_of(spec: Spec) -> Expr:
+    """Nanoseconds of one core for a whole call, roughly: what a host needs to decide on threads."""
+    if isinstance(spec, RowSpec):
+        return flops_of(spec) // ELEMENTS_PER_NS // 8 + const(0)
+    return flops_of(spec) // FLOPS_PER_NS

@@ -1,0 +1,398 @@
+/* The verbs of generated CPU kernels: vectors of TILE_LANES elements, their math, and the register-tile product.
+ *
+ * One source for every instruction set: vector extensions carry the arithmetic, and the few places where they are slow
+ * or silent (min, max, select, rounding, masked access) have one intrinsic per instruction set. A mask is an i32 vector
+ * of 0 and -1. `lanes` counts are how many leading lanes take part; access beyond them never touches memory.
+ */
+#ifndef TILE_CPU_H
+#define TILE_CPU_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define TILE_LANES 16
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define TILE_LANES 8
+#else
+#define TILE_LANES 4
+#endif
+
+#define TILE_PANEL 16 /* columns of a packed panel, the same for every instruction set */
+#define TILE_INLINE static inline __attribute__((always_inline))
+#define TILE_UNROLL _Pragma("GCC unroll 32")
+
+typedef float f32v __attribute__((vector_size(4 * TILE_LANES)));
+typedef double f64v __attribute__((vector_size(8 * TILE_LANES)));
+typedef int32_t i32v __attribute__((vector_size(4 * TILE_LANES)));
+typedef int64_t i64v __attribute__((vector_size(8 * TILE_LANES)));
+typedef int8_t i8v __attribute__((vector_size(TILE_LANES)));
+
+/* ---- splat, iota and masks */
+TILE_INLINE f32v splat_f32(float x) { return x - (f32v){0}; }
+TILE_INLINE f64v splat_f64(double x) { return x - (f64v){0}; }
+TILE_INLINE i32v splat_i32(int32_t x) { return x - (i32v){0}; }
+TILE_INLINE i64v splat_i64(int64_t x) { return x - (i64v){0}; }
+TILE_INLINE i32v splat_bool(int x) { return splat_i32(-(x != 0)); }
+TILE_INLINE i32v iota_i32(void) {
+    i32v v;
+    TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) v[i] = i;
+    return v;
+}
+TILE_INLINE i64v iota_i64(void) { return __builtin_convertvector(iota_i32(), i64v); }
+TILE_INLINE int32_t clamp_lanes(int64_t n) { return (int32_t)(n < 0 ? 0 : n > TILE_LANES ? TILE_LANES : n); }
+/* Lanes i with i < n; any n. */
+TILE_INLINE i32v lanes_below(int64_t n) { return iota_i32() < splat_i32(clamp_lanes(n)); }
+TILE_INLINE i32v lanes_from(int64_t n) { return iota_i32() >= splat_i32(clamp_lanes(n)); }
+TILE_INLINE i32v narrow_mask(i64v mask) { return __builtin_convertvector(mask, i32v); }
+TILE_INLINE i64v widen_mask(i32v mask) { return __builtin_convertvector(mask, i64v); }
+
+#if defined(__AVX512F__)
+TILE_INLINE __mmask16 bits_of(i32v m) { return _mm512_movepi32_mask((__m512i)m); }
+TILE_INLINE f32v select_f32(i32v m, f32v a, f32v b) { return (f32v)_mm512_mask_blend_ps(bits_of(m), (__m512)b, (__m512)a); }
+TILE_INLINE f32v max_raw(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (__m512)b); } /* b if either is NaN */
+TILE_INLINE f32v min_raw(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, (__m512)b); }
+TILE_INLINE f32v sqrt_f32v(f32v x) { return (f32v)_mm512_sqrt_ps((__m512)x); }
+TILE_INLINE f32v round_f32v(f32v x) { return (f32v)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+TILE_INLINE f32v floor_f32v(f32v x) { return (f32v)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+TILE_INLINE f32v ceil_f32v(f32v x) { return (f32v)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
+TILE_INLINE f32v scale_f32v(f32v p, f32v n) { return (f32v)_mm512_scalef_ps((__m512)p, (__m512)n); } /* p * 2^n */
+TILE_INLINE f32v load_masked_f32(const float* p, i32v m) { return (f32v)_mm512_maskz_loadu_ps(bits_of(m), p); }
+TILE_INLINE void store_masked_f32(float* p, i32v m, f32v v) { _mm512_mask_storeu_ps(p, bits_of(m), (__m512)v); }
+#elif defined(__AVX2__)
+TILE_INLINE f32v select_f32(i32v m, f32v a, f32v b) { return (f32v)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)m); }
+TILE_INLINE f32v max_raw(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)b); } /* b if either is NaN */
+TILE_INLINE f32v min_raw(f32v a, f32v b) { return (f32v)_mm256_min_ps((__m256)a, (__m256)b); }
+TILE_INLINE f32v sqrt_f32v(f32v x) { return (f32v)_mm256_sqrt_ps((__m256)x); }
+TILE_INLINE f32v round_f32v(f32v x) { return (f32v)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+TILE_INLINE f32v floor_f32v(f32v x) { return (f32v)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+TILE_INLINE f32v ceil_f32v(f32v x) { return (f32v)_mm256_round_ps((__m256)x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
+TILE_INLINE f32v scale_f32v(f32v p, f32v n) { /* p * 2^n in two steps, so that results may be denormal or infinite */
+    i32v k = (i32v)_mm256_cvtps_epi32((__m256)n), half = k >> 1;
+    return p * (f32v)((half + 127) << 23) * (f32v)((k - half + 127) << 23);
+}
+TILE_INLINE f32v load_masked_f32(const float* p, i32v m) { return (f32v)_mm256_maskload_ps(p, (__m256i)m); }
+TILE_INLINE void store_masked_f32(float* p, i32v m, f32v v) { _mm256_maskstore_ps(p, (__m256i)m, (__m256)v); }
+#else
+TILE_INLINE f32v select_f32(i32v m, f32v a, f32v b) { return (f32v)(((i32v)a & m) | ((i32v)b & ~m)); }
+TILE_INLINE f32v max_raw(f32v a, f32v b) { return select_f32(a > b, a, b); }
+TILE_INLINE f32v min_raw(f32v a, f32v b) { return select_f32(a < b, a, b); }
+#define TILE_EACH_LANE(name, call) \
+    TILE_INLINE f32v name(f32v x) { TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) x[i] = call(x[i]); return x; }
+TILE_EACH_LANE(sqrt_f32v, sqrtf)
+TILE_EACH_LANE(round_f32v, rintf)
+TILE_EACH_LANE(floor_f32v, floorf)
+TILE_EACH_LANE(ceil_f32v, ceilf)
+TILE_INLINE f32v scale_f32v(f32v p, f32v n) {
+    i32v k = __builtin_convertvector(n, i32v), half = k >> 1;
+    return p * (f32v)((half + 127) << 23) * (f32v)((k - half + 127) << 23);
+}
+TILE_INLINE f32v load_masked_f32(const float* p, i32v m) {
+    f32v v = {0};
+    TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) if (m[i]) v[i] = p[i];
+    return v;
+}
+TILE_INLINE void store_masked_f32(float* p, i32v m, f32v v) {
+    TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) if (m[i]) p[i] = v[i];
+}
+#endif
+
+TILE_INLINE i32v select_i32(i32v m, i32v a, i32v b) { return (a & m) | (b & ~m); }
+TILE_INLINE i32v select_bool(i32v m, i32v a, i32v b) { return (a & m) | (b & ~m); }
+TILE_INLINE i64v select_i64(i32v m, i64v a, i64v b) { i64v w = widen_mask(m); return (a & w) | (b & ~w); }
+TILE_INLINE f64v select_f64(i32v m, f64v a, f64v b) { return (f64v)select_i64(m, (i64v)a, (i64v)b); }
+
+/* ---- contiguous access: whole vectors, and under a mask (bytes are a bool in memory) */
+TILE_INLINE f32v load_f32(const float* p) { f32v v; memcpy(&v, p, sizeof v); return v; }
+TILE_INLINE f64v load_f64(const double* p) { f64v v; memcpy(&v, p, sizeof v); return v; }
+TILE_INLINE i32v load_i32(const int32_t* p) { i32v v; memcpy(&v, p, sizeof v); return v; }
+TILE_INLINE i64v load_i64(const int64_t* p) { i64v v; memcpy(&v, p, sizeof v); return v; }
+TILE_INLINE i32v load_bool(const uint8_t* p) { i32v v; TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) v[i] = -(p[i] != 0); return v; }
+TILE_INLINE void store_f32(float* p, f32v v) { memcpy(p, &v, sizeof v); }
+TILE_INLINE void store_f64(double* p, f64v v) { memcpy(p, &v, sizeof v); }
+TILE_INLINE void store_i32(int32_t* p, i32v v) { memcpy(p, &v, sizeof v); }
+TILE_INLINE void store_i64(int64_t* p, i64v v) { memcpy(p, &v, sizeof v); }
+TILE_INLINE void store_bool(uint8_t* p, i32v v) { TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) p[i] = (uint8_t)(v[i] & 1); }
+
+#define TILE_MASKED(name, vector, element, read, write)                                                     \
+    TILE_INLINE vector load_masked_##name(const element* p, i32v m) {                                       \
+        vector v = {0};                                                                                     \
+        TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) if (m[i]) v[i] = read(p[i]);                       \
+        return v;                                                                                           \
+    }                                                                                                       \
+    TILE_INLINE void store_masked_##name(element* p, i32v m, vector v) {                                    \
+        TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) if (m[i]) p[i] = (element)write(v[i]);             \
+    }
+#define TILE_AS_IS(x) (x)
+#define TILE_TO_MASK(x) (-((x) != 0))
+#define TILE_TO_BIT(x) ((x) & 1)
+TILE_MASKED(f64, f64v, double, TILE_AS_IS, TILE_AS_IS)
+TILE_MASKED(i32, i32v, int32_t, TILE_AS_IS, TILE_AS_IS)
+TILE_MASKED(i64, i64v, int64_t, TILE_AS_IS, TILE_AS_IS)
+TILE_MASKED(bool, i32v, uint8_t, TILE_TO_MASK, TILE_TO_BIT)
+
+/* ---- access at one offset per lane, under a mask */
+#define TILE_GATHER(name, vector, element, read, write)                                                     \
+    TILE_INLINE vector gather_##name(const element* p, i64v at, i32v m) {                                   \
+        vector v = {0};                                                                                     \
+        TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) if (m[i]) v[i] = read(p[at[i]]);                   \
+        return v;                                                                                           \
+    }                                                                                                       \
+    TILE_INLINE void scatter_##name(element* p, i64v at, i32v m, vector v) {                                \
+        TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) if (m[i]) p[at[i]] = (element)write(v[i]);         \
+    }
+TILE_GATHER(f32, f32v, float, TILE_AS_IS, TILE_AS_IS)
+TILE_GATHER(f64, f64v, double, TILE_AS_IS, TILE_AS_IS)
+TILE_GATHER(i32, i32v, int32_t, TILE_AS_IS, TILE_AS_IS)
+TILE_GATHER(i64, i64v, int64_t, TILE_AS_IS, TILE_AS_IS)
+TILE_GATHER(bool, i32v, uint8_t, TILE_TO_MASK, TILE_TO_BIT)
+
+/* ---- math, f32. Errors are at most about 2 units in the last place; NaN goes through, overflow and underflow are IEEE's. */
+TILE_INLINE f32v max_f32(f32v a, f32v b) { return select_f32(b != b, b, max_raw(b, a)); } /* NaN if either is NaN */
+TILE_INLINE f32v min_f32(f32v a, f32v b) { return select_f32(b != b, b, min_raw(b, a)); }
+TILE_INLINE f32v abs_f32(f32v x) { return (f32v)((i32v)x & 0x7fffffff); }
+TILE_INLINE f32v sign_f32(f32v x) {
+    return select_f32(x != x, x, select_f32(x > 0, splat_f32(1), select_f32(x < 0, splat_f32(-1), splat_f32(0))));
+}
+TILE_INLINE f32v exp2_reduced(f32v n, f32v r) { /* 2^n * e^r for |r| <= ln2 / 2 */
+    f32v p = splat_f32(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return scale_f32v(p, n);
+}
+TILE_INLINE f32v exp_f32(f32v x) {
+    x = max_raw(splat_f32(-105.0f), min_raw(splat_f32(89.0f), x)); /* second operand: NaN goes through */
+    f32v n = round_f32v(x * 1.44269504f);
+    f32v r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    return exp2_reduced(n, r);
+}
+TILE_INLINE f32v exp2_f32(f32v x) {
+    x = max_raw(splat_f32(-151.0f), min_raw(splat_f32(129.0f), x));
+    f32v n = round_f32v(x);
+    return exp2_reduced(n, (x - n) * 0.693147181f);
+}
+TILE_INLINE f32v log_f32(f32v x) { /* Cephes: log(m * 2^e) with m in [sqrt(1/2), sqrt(2)) */
+    f32v tiny = splat_f32(1.17549435e-38f);
+    i32v denormal = x < tiny;
+    f32v y = select_f32(denormal, x * 8388608.0f, x);
+    i32v bits = (i32v)y, e = (bits >> 23) - 126;
+    f32v m = (f32v)((bits & 0x007fffff) | 0x3f000000);
+    i32v low = m < 0.707106781f;
+    m = select_f32(low, m + m, m) - 1.0f;
+    f32v n = __builtin_convertvector(e + low, f32v) - select_f32(denormal, splat_f32(23.0f), splat_f32(0.0f));
+    f32v z = m * m, p = splat_f32(7.0376836292e-2f);
+    p = p * m + -1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m + -1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m + -1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m + -2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    p = p * m * z + n * -2.12194440e-4f + z * -0.5f;
+    f32v r = m + p + n * 0.693359375f;
+    r = select_f32(x == 0, splat_f32(-INFINITY), r);
+    r = select_f32(x == INFINITY, x, r);
+    return select_f32((x < 0) | (x != x), splat_f32(NAN), r);
+}
+TILE_INLINE f32v log2_f32(f32v x) { return log_f32(x) * 1.44269504f; }
+TILE_INLINE f32v rsqrt_f32(f32v x) { return 1.0f / sqrt_f32v(x); }
+TILE_INLINE f32v sigmoid_f32(f32v x) { return 1.0f / (1.0f + exp_f32(-x)); }
+TILE_INLINE f32v tanh_f32(f32v x) { /* odd rational in x for |x| <= 9, where tanh is 1 to the last bit */
+    f32v c = max_raw(splat_f32(-9.0f), min_raw(splat_f32(9.0f), x)), s = c * c;
+    f32v p = splat_f32(-2.76076847742355e-16f);
+    p = p * s + 2.00018790482477e-13f;
+    p = p * s + -8.60467152213735e-11f;
+    p = p * s + 5.12229709037114e-08f;
+    p = p * s + 1.48572235717979e-05f;
+    p = p * s + 6.37261928875436e-04f;
+    p = p * s + 4.89352455891786e-03f;
+    f32v q = splat_f32(1.19825839466702e-06f);
+    q = q * s + 1.18534705686654e-04f;
+    q = q * s + 2.26843463243900e-03f;
+    q = q * s + 4.89352518554385e-03f;
+    return p * c / q;
+}
+TILE_INLINE f32v erf_f32(f32v x) { /* odd rational in x for |x| <= 4, where erf is 1 to the last bit */
+    f32v c = max_raw(splat_f32(-4.0f), min_raw(splat_f32(4.0f), x)), s = c * c;
+    f32v p = splat_f32(-2.72614225801306e-10f);
+    p = p * s + 2.77068142495902e-08f;
+    p = p * s + -2.10102402082508e-06f;
+    p = p * s + -5.69250639462346e-05f;
+    p = p * s + -7.34990630326855e-04f;
+    p = p * s + -2.95459980854025e-03f;
+    p = p * s + -1.60960333262415e-02f;
+    f32v q = splat_f32(-1.45660718464996e-05f);
+    q = q * s + -2.13374055278905e-04f;
+    q = q * s + -1.68282697438203e-03f;
+    q = q * s + -7.37332916720468e-03f;
+    q = q * s + -1.42647390514189e-02f;
+    return p * c / q;
+}
+TILE_INLINE f32v sqrt_f32(f32v x) { return sqrt_f32v(x); }
+TILE_INLINE f32v floor_f32(f32v x) { return floor_f32v(x); }
+TILE_INLINE f32v ceil_f32(f32v x) { return ceil_f32v(x); }
+TILE_INLINE f32v round_f32(f32v x) { return round_f32v(x); }
+
+/* One lane at a time through libm: rare operations, and all of f64. */
+#define TILE_UNARY(name, vector, call) \
+    TILE_INLINE vector name(vector x) { for (int i = 0; i < TILE_LANES; i++) x[i] = call(x[i]); return x; }
+#define TILE_BINARY(name, vector, call) \
+    TILE_INLINE vector name(vector x, vector y) { for (int i = 0; i < TILE_LANES; i++) x[i] = call(x[i], y[i]); return x; }
+TILE_INLINE double scalar_sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : x; }
+TILE_INLINE double scalar_rsqrt(double x) { return 1 / sqrt(x); }
+TILE_INLINE double scalar_sigmoid(double x) { return 1 / (1 + exp(-x)); }
+TILE_INLINE double scalar_max(double a, double b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+TILE_INLINE double scalar_min(double a, double b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+TILE_UNARY(sin_f32, f32v, sinf)
+TILE_UNARY(cos_f32, f32v, cosf)
+TILE_BINARY(pow_f32, f32v, powf)
+TILE_UNARY(abs_f64, f64v, fabs)
+TILE_UNARY(sign_f64, f64v, scalar_sign)
+TILE_UNARY(floor_f64, f64v, floor)
+TILE_UNARY(ceil_f64, f64v, ceil)
+TILE_UNARY(round_f64, f64v, rint)
+TILE_UNARY(sqrt_f64, f64v, sqrt)
+TILE_UNARY(rsqrt_f64, f64v, scalar_rsqrt)
+TILE_UNARY(exp_f64, f64v, exp)
+TILE_UNARY(exp2_f64, f64v, exp2)
+TILE_UNARY(log_f64, f64v, log)
+TILE_UNARY(log2_f64, f64v, log2)
+TILE_UNARY(sin_f64, f64v, sin)
+TILE_UNARY(cos_f64, f64v, cos)
+TILE_UNARY(tanh_f64, f64v, tanh)
+TILE_UNARY(erf_f64, f64v, erf)
+TILE_UNARY(sigmoid_f64, f64v, scalar_sigmoid)
+TILE_BINARY(pow_f64, f64v, pow)
+TILE_BINARY(max_f64, f64v, scalar_max)
+TILE_BINARY(min_f64, f64v, scalar_min)
+
+/* ---- integers: division rounds toward minus infinity */
+TILE_INLINE int64_t floordiv_i64(int64_t a, int64_t b) { /* 0 for b = 0: an index into an empty axis, never used */
+    if (b == 0) return 0;
+    int64_t q = a / b;
+    return q - ((a % b != 0) & ((a < 0) != (b < 0)));
+}
+TILE_INLINE int64_t mod_i64(int64_t a, int64_t b) {
+    if (b == 0) return 0;
+    int64_t r = a % b;
+    return r + (r != 0 && (r < 0) != (b < 0) ? b : 0);
+}
+TILE_INLINE int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+TILE_INLINE int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+TILE_INLINE int64_t pow_i64(int64_t a, int64_t b) { int64_t r = b < 0 ? (a == 1) : 1; for (; b > 0; b--) r *= a; return r; }
+TILE_INLINE int64_t sign_i64(int64_t a) { return (a > 0) - (a < 0); }
+TILE_INLINE int64_t abs_i64(int64_t a) { return a < 0 ? -a : a; }
+#define TILE_INTEGERS(vector, suffix)                   \
+    TILE_BINARY(floordiv_##suffix, vector, floordiv_i64) \
+    TILE_BINARY(mod_##suffix, vector, mod_i64)           \
+    TILE_BINARY(min_##suffix, vector, min_i64)           \
+    TILE_BINARY(max_##suffix, vector, max_i64)           \
+    TILE_BINARY(pow_##suffix, vector, pow_i64)           \
+    TILE_UNARY(sign_##suffix, vector, sign_i64)          \
+    TILE_UNARY(abs_##suffix, vector, abs_i64)
+TILE_INTEGERS(i64v, i64v)
+TILE_INTEGERS(i32v, i32v)
+
+/* ---- one element: the vector functions on lane 0, so that scalar and vector code agree to the bit */
+#define TILE_SCALAR1(name) TILE_INLINE float name##_s(float x) { return name(splat_f32(x))[0]; }
+TILE_SCALAR1(exp_f32)
+TILE_SCALAR1(exp2_f32)
+TILE_SCALAR1(log_f32)
+TILE_SCALAR1(log2_f32)
+TILE_SCALAR1(tanh_f32)
+TILE_SCALAR1(erf_f32)
+TILE_SCALAR1(sigmoid_f32)
+TILE_INLINE float max_f32_s(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+TILE_INLINE float min_f32_s(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+TILE_INLINE float sign_f32_s(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x; }
+TILE_INLINE float rsqrt_f32_s(float x) { return 1.0f / sqrtf(x); }
+
+/* ---- horizontal reduction. max and min keep a NaN. */
+TILE_INLINE float sum_lanes(f32v v) {
+    float t[TILE_LANES];
+    memcpy(t, &v, sizeof v);
+    for (int w = TILE_LANES / 2; w; w /= 2)
+        TILE_UNROLL for (int i = 0; i < TILE_LANES / 2; i++) if (i < w) t[i] += t[i + w];
+    return t[0];
+}
+TILE_INLINE float prod_lanes(f32v v) { float r = v[0]; TILE_UNROLL for (int i = 1; i < TILE_LANES; i++) r *= v[i]; return r; }
+TILE_INLINE float max_lanes(f32v v) {
+    float t[TILE_LANES];
+    memcpy(t, &v, sizeof v);
+    for (int w = TILE_LANES / 2; w; w /= 2)
+        TILE_UNROLL for (int i = 0; i < TILE_LANES / 2; i++) if (i < w) t[i] = max_f32_s(t[i], t[i + w]);
+    return t[0];
+}
+TILE_INLINE float min_lanes(f32v v) { return -max_lanes(-v); }
+
+/* ---- the register tile: c[rows][NV vectors] (+)= a[rows][depth] · b, b in panels of TILE_PANEL columns.
+ * Vector j of a row of b lies in panel j * LANES / PANEL. All accumulators live in registers: MR * NV of them. */
+#define TILE_MMA(MR, NV)                                                                                              \
+    static __attribute__((noinline)) void mma_##MR##x##NV(const float* restrict a, int64_t lda, int64_t step,         \
+                                                          const float* restrict b, int64_t panel, float* restrict c,  \
+                                                          int64_t ldc, int64_t depth, int clear) {                    \
+        f32v acc[MR][NV];                                                                                             \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                 \
+            clear ? (f32v){0} : load_f32(c + i * ldc + j * TILE_LANES);                                               \
+        for (int64_t k = 0; k < depth; k++) {                                                                         \
+            f32v bv[NV];                                                                                              \
+            TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] =                                                          \
+                load_f32(b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL);     \
+            TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                \
+                f32v av = splat_f32(a[i * lda + k * step]);                                                           \
+                TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] += av * bv[j];                                     \
+            }                                                                                                         \
+        }                                                                                                             \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                             \
+            store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                       \
+    }
+
+/* ---- packing: panels[p][k][lane] = source[(p * PANEL + lane) * row + k]; lanes past `columns` get 0 */
+#if defined(__AVX2__)
+TILE_INLINE void transpose_8x8(const float* restrict source, int64_t row, int rows, float* restrict to) {
+    __m256 r[8], t[8];
+    TILE_UNROLL for (int i = 0; i < 8; i++) r[i] = i < rows ? _mm256_loadu_ps(source + i * row) : _mm256_setzero_ps();
+    TILE_UNROLL for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    TILE_UNROLL for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    TILE_UNROLL for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * TILE_PANEL, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * TILE_PANEL, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+#else
+TILE_INLINE void transpose_8x8(const float* restrict source, int64_t row, int rows, float* restrict to) {
+    for (int k = 0; k < 8; k++)
+        for (int i = 0; i < 8; i++) to[k * TILE_PANEL + i] = i < rows ? source[i * row + k] : 0.0f;
+}
+#endif
+static inline void pack_transposed(const float* restrict source, int64_t row, float* restrict panels, int64_t panel,
+                                   int64_t columns, int64_t depth) {
+    for (int64_t column = 0; column < columns; column += 8) {
+        const int rows = (int)(columns - column < 8 ? columns - column : 8);
+        const float* from = source + column * row;
+        float* to = panels + column / TILE_PANEL * panel + column % TILE_PANEL;
+        int64_t k = 0;
+        for (; k + 8 <= depth; k += 8) transpose_8x8(from + k, row, rows, to + k * TILE_PANEL);
+        for (; k < depth; k++)
+            for (int i = 0; i < 8; i++) to[k * TILE_PANEL + i] = i < rows ? from[i * row + k] : 0.0f;
+    }
+}
+
+#endif

@@ -1,0 +1,392 @@
+"""The C printer: one loop program becomes one translation unit that defines a `tile_kernel`.
+
+Comes in: a loop program, the signature (inputs, outputs, an estimate of the work) and the target's row. Goes out: C text,
+the same bytes for the same program, in terms of the verbs of `tile_cpu.h`; statements carry the line they came from.
+"""
+
+import os
+from dataclasses import replace
+
+from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads, variables
+from tilecore.contract.panel import PANEL
+from tilecore.contract.spec import extent_of
+from tilecore.emit_expr import ELEMENT, SCALAR, VECTOR, Expressions, Lanes, Scope, literal, memory_name, operation_count
+from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
+from tilecore.graph import split_affine
+from tilecore.loops import (
+    Branch,
+    Fold,
+    Let,
+    Loop,
+    LoopProgram,
+    LoopStmt,
+    Memory,
+    Mma,
+    Once,
+    Operand,
+    PackTransposed,
+    Put,
+    VectorLoop,
+    loop_statements,
+)
+from tilecore.span import Span
+from tilecore.target import RegisterTile, Target
+
+NEUTRAL = {"sum": "0.0f", "prod": "1.0f", "max": "-INFINITY", "min": "INFINITY"}
+JOIN = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_f32({0}, {1})", "min": "min_f32({0}, {1})"}
+WIDE_ROWS = (1, 2)
+SHORT_BODY = 8  # operations: below this, a reduction waits for its own latency unless several run at once
+
+
+def emit_c(program: LoopProgram, signature: Signature, target: Target) -> str:
+    """The translation unit of one kernel."""
+    names = {symbol: f"n{i}" for i, symbol in enumerate(symbol_order(signature.inputs))}
+    printer = _Kernel(program, names, target)
+    parts = [
+        f"/* {signature.name}: {program.name} for {target.name} */",
+        '#include "tile_kernel.h"',
+        '#include "tile_cpu.h"',
+        "#include <stdio.h>",
+        *_products(program, target),
+        printer.run_function(signature),
+        *descriptor(program, signature, names, target),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _products(program: LoopProgram, target: Target) -> list[str]:
+    """The register-tile products of the program's tile, and the function that covers a block with them."""
+    if not any(isinstance(stmt, Mma) for stmt in loop_statements(program.body)):
+        return []
+    tile, small = program.tile, target.smallest_vectors
+    widths = {rows: (tile.vectors,) if tile.vectors == small else (tile.vectors, small) for rows in range(1, tile.rows + 1)}
+    for rows in WIDE_ROWS:
+        widths[rows] = (_widest(rows, target), small)
+    stamped = [f"TILE_MMA({rows}, {vectors})" for rows, group in widths.items() for vectors in group]
+    return [*stamped, _product_function(tile, widths, target)]
+
+
+def _widest(rows: int, target: Target) -> int:
+    """The widest tile of few rows: there, each row of B is read for little work, so many must be in flight."""
+    step = target.smallest_vectors
+    return max(v for v in range(step, 4 * PANEL // target.lanes + 1, step) if target.fits(RegisterTile(rows, v)))
+
+
+def _product_function(tile: RegisterTile, widths: dict[int, tuple[int, ...]], target: Target) -> str:
+    def calls(rows: int, vectors: int) -> str:
+        return f"mma_{rows}x{vectors}(a + i * lda, lda, step, b + p * panel, panel, c + i * ldc + p * TILE_PANEL, ldc, depth, clear)"
+
+    lines = [
+        "static void product(const float* restrict a, int64_t lda, int64_t step, const float* restrict b, int64_t panel,",
+        "                    float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear) {",
+        "    const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL, i = 0;",
+    ]
+    for rows in WIDE_ROWS:
+        lines.append(f"    if (rows == {rows}) {{")
+        lines.append("        int64_t p = 0;")
+        for vectors in widths[rows]:
+            count = vectors * target.lanes // PANEL
+            lines.append(f"        for (; p + {count} <= panels; p += {count}) {calls(rows, vectors)};")
+        lines += ["        return;", "    }"]
+    lines.append("    int64_t p = 0;")
+    for vectors in widths[tile.rows]:
+        count = vectors * target.lanes // PANEL
+        lines += [
+            f"    for (; p + {count} <= panels; p += {count}) {{",
+            "        for (int64_t i = 0, r; i < rows; i += r) { /* the last rows in two even tiles, not a full one and a sliver */",
+            "            const int64_t left = rows - i;",
+            f"            r = left >= {2 * tile.rows} || left == {tile.rows} ? {tile.rows} : left > {tile.rows} ? (left + 1) / 2 : left;",
+            "            switch (r) {",
+        ]
+        for rows in range(tile.rows, 0, -1):
+            width = vectors if vectors in widths[rows] else target.smallest_vectors
+            repeat = vectors // width
+            if repeat == 1:
+                lines.append(f"            case {rows}: {calls(rows, width)}; break;")
+            else:
+                inner = calls(rows, width).replace("p * ", "(p + s) * ")
+                step = width * target.lanes // PANEL
+                lines.append(f"            case {rows}: for (int64_t s = 0; s < {count}; s += {step}) {inner}; break;")
+        lines += ["            default: break;", "            }", "        }", "    }"]
+    return "\n".join([*lines, "}"])
+
+
+class _Kernel(Expressions):
+    """Prints the statements of one loop program."""
+
+    def __init__(self, program: LoopProgram, symbols: dict[str, str], target: Target) -> None:
+        super().__init__(symbols)
+        self.program = program
+        self.target = target
+
+    # ---- the function around the grid
+
+    def run_function(self, signature: Signature) -> str:
+        program = self.program
+        head = self.scopes[0]
+        for number, name in enumerate(self.symbols.values()):
+            head.lines.append(f"const int64_t {name} = symbols[{number}];")
+        for memory in program.memories:
+            if memory.kind != "scratch":
+                qualifier = "const " if memory.kind == "input" else ""
+                kind = f"{qualifier}{ELEMENT[memory.dtype]}* restrict"
+                array = "inputs" if memory.kind == "input" else "outputs"
+                head.lines.append(f"{kind} {memory_name(memory)} = ({qualifier}{ELEMENT[memory.dtype]}*){array}[{memory.position}];")
+        self._scratch_pointers()
+        extents = [self.scalar(extent_of(axis)) for axis in program.grid]
+        onces = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
+        if onces:
+            self.line("int64_t last = -1;")
+        self.scopes.append(Scope())
+        self._grid_point(extents)
+        if onces:
+            self.line(f"if (task / {extents[0]} != last) {{")
+            self.line(f"    last = task / {extents[0]};")
+            for once in onces:
+                self.line(f"    memset(once_{once.name}, 0, (size_t)({self.scalar(once.count)}));")
+            self.line("}")
+        self.block(program.body)
+        body = self.scopes.pop().lines
+        text = [*head.lines, "for (int64_t task = begin; task < end; task++) {", *_indent(body), "}"]
+        unused = ["(void)symbols;", "(void)inputs;", "(void)outputs;", "(void)scratch;"]
+        return "\n".join(
+            [
+                "static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch,",
+                "                int64_t begin, int64_t end) {",
+                *_indent(unused + text),
+                "}",
+            ]
+        )
+
+    def _grid_point(self, extents: list[str]) -> None:
+        rest = "task"
+        for axis, extent in zip(self.program.grid, extents, strict=True):
+            name = self.fresh(f"{axis.name}_")
+            last = axis is self.program.grid[-1]
+            self.line(f"const int64_t {name} = {rest};" if last else f"const int64_t {name} = {rest} % {extent};")
+            self.scopes[-1].variables[axis] = name
+            rest = f"{rest} / {extent}"
+
+    def _scratch_pointers(self) -> None:
+        if any(memory.kind == "scratch" for memory in self.program.memories) or flags(self.program):
+            self.line("char* at = (char*)scratch;")
+        for memory in self.program.memories:
+            if memory.kind == "scratch":
+                element = ELEMENT[memory.dtype]
+                self.line(f"{element}* restrict {memory_name(memory)} = ({element}*)at;")
+                self.line(f"at += ({self.scalar(scratch_bytes(memory))});")
+        for once in flags(self.program):
+            self.line(f"uint8_t* once_{once.name} = (uint8_t*)at;")
+            self.line(f"at += ({self.scalar(aligned(once.count))});")
+
+    # ---- statements
+
+    def block(self, body: tuple[LoopStmt, ...]) -> None:
+        """Statements in order, in the innermost scope."""
+        for stmt in body:
+            self.statement(stmt)
+
+    def nested(self, header: str, body: tuple[LoopStmt, ...], bound: dict[Var, str], *first: str) -> None:
+        """A block with a header line and `first` lines; `bound` are the variables it defines."""
+        self.scopes.append(Scope(list(first), variables=dict(bound)))
+        self.block(body)
+        lines = self.scopes.pop().lines
+        self.line(f"{header} {{")
+        self.scopes[-1].lines.extend(_indent(lines))
+        self.line("}")
+
+    def statement(self, stmt: LoopStmt) -> None:
+        """One statement."""
+        match stmt:
+            case Let():
+                self.scopes[-1].variables[stmt.var] = self.scalar(stmt.value)
+            case Loop():
+                self.forget(_written(stmt.body))
+                start, stop = self.scalar(stmt.start), self.scalar(stmt.stop)
+                name = self.fresh(f"{stmt.var.name}_")
+                self.nested(
+                    f"for (int64_t {name} = {start}; {name} < {stop}; {name} += {stmt.step})", stmt.body, {stmt.var: name}
+                )
+                self.forget(_written(stmt.body))
+            case Branch():
+                self.nested(f"if ({self.scalar(stmt.condition)})", stmt.then, {})
+                if stmt.otherwise:
+                    self.nested("else", stmt.otherwise, {})
+                self.forget(_written((stmt,)))
+            case Put():
+                self._put(stmt)
+            case VectorLoop():
+                self._vector_loop(stmt)
+                self.forget(_written((stmt,)))
+            case Mma():
+                self._mma(stmt)
+                self.forget(_written((stmt,)))
+            case PackTransposed():
+                self._pack_transposed(stmt)
+                self.forget(_written((stmt,)))
+            case Once():
+                flag = f"once_{stmt.name}[{self.scalar(stmt.index)}]"
+                self.nested(f"if (!{flag})", stmt.body, {}, f"{flag} = 1;")
+                self.forget(_written(stmt.body))
+            case Fold():
+                raise ValueError("a Fold stands inside a vector loop")
+
+    def _put(self, put: Put) -> None:
+        text = f"{memory_name(put.memory)}[{self.scalar(put.offset)}] = {self.scalar(put.value)};"
+        if put.guard is not None:
+            text = f"if ({self.scalar(put.guard)}) {text}"
+        self.line(text + _where(put.span))
+        self.forget({put.memory})
+        if put.guard is None:
+            known = self.scalar(put.value)
+            self.scopes[-1].names["scalar", Load(put.memory, (put.offset,))] = known
+
+    def _mma(self, mma: Mma) -> None:
+        def operand(part: Operand) -> str:
+            return f"{memory_name(part.memory)} + {self.scalar(part.offset)}"
+
+        a, b, c = mma.a, mma.b, mma.c
+        self.line(
+            f"product({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, {operand(b)}, {self.scalar(b.row)}, "
+            f"{operand(c)}, {self.scalar(c.row)}, {self.scalar(mma.rows)}, {self.scalar(mma.columns)}, "
+            f"{self.scalar(mma.depth)}, {int(mma.clear)});{_where(mma.span)}"
+        )
+
+    def _pack_transposed(self, pack: PackTransposed) -> None:
+        source = f"{memory_name(pack.source.memory)} + {self.scalar(pack.source.offset)}"
+        self.line(
+            f"pack_transposed({source}, {self.scalar(pack.source.row)}, {memory_name(pack.panels)} + "
+            f"{self.scalar(pack.offset)}, {self.scalar(pack.panel)}, {self.scalar(pack.columns)}, "
+            f"{self.scalar(pack.depth)});{_where(pack.span)}"
+        )
+
+    # ---- vector loops
+
+    def _vector_loop(self, loop: VectorLoop) -> None:
+        """Whole vectors, then one partial vector under a mask, unless memory is padded to whole vectors."""
+        stop = self.scalar(loop.stop)
+        folds = [part for part in loop.body if isinstance(part, Fold)]
+        lanes = self.target.lanes
+        short = sum(operation_count(part.value) for part in loop.body) <= SHORT_BODY
+        copies = 4 if folds and short else 1
+        totals = {fold.into: [self.fresh("acc") for _ in range(copies)] for fold in folds}
+        for fold in folds:
+            for name in totals[fold.into]:
+                self.line(f"{VECTOR[fold.into.dtype]} {name} = splat_f32({NEUTRAL[fold.kind]});")
+        name = self.fresh("j")
+        self.line(f"int64_t {name} = 0;")
+        if loop.padded and not folds and _scratch_only(loop):
+            self._vector_body(loop, f"for (; {name} < {stop}; {name} += {lanes})", [name], totals, None)
+            return
+        if copies > 1:
+            parts = [name, *(self.fresh("j") for _ in range(copies - 1))]
+            step = copies * lanes
+            self._vector_body(loop, f"for (; {name} + {step} <= {stop}; {name} += {step})", parts, totals, None)
+        if _at_least(loop.stop, lanes):
+            self._vector_body(loop, f"for (; {name} + {lanes} <= {stop}; {name} += {lanes})", [name], totals, None)
+        if not _divides(loop.stop, lanes):
+            self._vector_body(loop, f"if ({name} < {stop})", [name], totals, f"lanes_below({stop} - {name})")
+        for fold in folds:
+            accumulators = totals[fold.into]
+            joined = accumulators[0]
+            for other in accumulators[1:]:
+                joined = JOIN[fold.kind].format(joined, other)
+            result = self.fresh(f"{fold.kind}_")
+            self.line(f"const {SCALAR[fold.into.dtype]} {result} = {fold.kind}_lanes({joined});{_where(fold.span)}")
+            self.scopes[-1].variables[fold.into] = result
+
+    def _vector_body(
+        self, loop: VectorLoop, header: str, names: list[str], totals: dict[Var, list[str]], tail: str | None
+    ) -> None:
+        self.scopes.append(Scope())
+        outer = self.scopes[-1]
+        for copy, name in enumerate(names):
+            if copy:
+                outer.lines.append(f"const int64_t {name} = {names[0]} + {copy * self.target.lanes};")
+            self.scopes.append(Scope(variables={loop.var: name}))
+            mask = None
+            if tail:
+                mask = self.fresh("m")
+                self.line(f"const i32v {mask} = {tail};")
+            lanes = Lanes(loop.var, mask)
+            for part in loop.body:
+                match part:
+                    case Let():
+                        self.scopes[-1].variables[part.var] = self.vector(part.value, lanes)
+                        if lanes.varies(part.value):
+                            lanes = replace(lanes, bound=lanes.bound | {part.var})
+                        else:
+                            self.scopes[-1].variables[part.var] = self.scalar(part.value)
+                    case Put():
+                        self._vector_put(part, lanes)
+                        self.forget({part.memory})
+                    case Fold():
+                        self._fold(part, lanes, totals[part.into][copy])
+            outer.lines.extend(self.scopes.pop().lines)
+        lines = self.scopes.pop().lines
+        self.line(f"{header} {{")
+        self.scopes[-1].lines.extend(_indent(lines))
+        self.line("}")
+
+    def _fold(self, fold: Fold, lanes: Lanes, accumulator: str) -> None:
+        value = self.vector(fold.value, lanes)
+        if lanes.tail:
+            value = f"select_f32({lanes.tail}, {value}, splat_f32({NEUTRAL[fold.kind]}))"
+        self.line(f"{accumulator} = {JOIN[fold.kind].format(accumulator, value)};{_where(fold.span)}")
+
+    def _vector_put(self, put: Put, lanes: Lanes) -> None:
+        step, rest = split_affine(put.offset, lanes.var)
+        element = str(put.value.dtype)
+        value = self.vector(put.value, lanes)
+        masks = [self.vector(put.guard, lanes)] if put.guard is not None else []
+        if lanes.tail:
+            masks.append(lanes.tail)
+        mask = " & ".join(masks)
+        memory = memory_name(put.memory)
+        if rest is not None and step == const(1):
+            address = f"{memory} + {self._sum(rest, lanes)}"
+            text = f"store_masked_{element}({address}, {mask}, {value});" if mask else f"store_{element}({address}, {value});"
+        else:
+            at = self.vector(put.offset, lanes)
+            text = f"scatter_{element}({memory}, {at}, {mask or 'splat_bool(1)'}, {value});"
+        self.line(text + _where(put.span))
+
+
+def _written(body: tuple[LoopStmt, ...]) -> set[Memory]:
+    """Memories that statements change."""
+    written: set[Memory] = set()
+    for stmt in loop_statements(body):
+        match stmt:
+            case Put():
+                written.add(stmt.memory)
+            case Mma():
+                written.add(stmt.c.memory)
+            case PackTransposed():
+                written.add(stmt.panels)
+            case _:
+                pass
+    return written
+
+
+def _scratch_only(loop: VectorLoop) -> bool:
+    """Whether every memory that the loop walks along is scratch, which is padded to whole vectors."""
+    puts = [part for part in loop.body if isinstance(part, Put)]
+    walked = {load.source for part in loop.body for load in loads(part.value) if loop.var in variables(load)}
+    return all(m.kind == "scratch" for m in (*walked, *(put.memory for put in puts)) if isinstance(m, Memory))
+
+
+def _at_least(extent: Expr, count: int) -> bool:
+    """False only when the extent is known to be below `count`: then there is no whole vector."""
+    return not (isinstance(extent, Const) and extent.value < count)
+
+
+def _divides(extent: Expr, count: int) -> bool:
+    return binary("mod", extent, const(count)) == const(0)
+
+
+def _where(span: Span | None) -> str:
+    return f" // {os.path.basename(span.file)}:{span.line}" if span else ""
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]

@@ -1,0 +1,314 @@
+"""Expressions as C text: scalars, and vectors of TILE_LANES points of one loop variable.
+
+A value is given a name in the outermost scope where all it depends on is known, so that nothing is computed more often
+than needed; loads of scratch memory, which statements change, stay where they are used.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads, variables, walk
+from tilecore.graph import split_affine
+from tilecore.loops import Memory
+
+SCALAR = {DType.F32: "float", DType.F64: "double", DType.I64: "int64_t", DType.I32: "int32_t", DType.BOOL: "int32_t"}
+VECTOR = {DType.F32: "f32v", DType.F64: "f64v", DType.I64: "i64v", DType.I32: "i32v", DType.BOOL: "i32v"}
+ELEMENT = {**SCALAR, DType.BOOL: "uint8_t"}
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+LIBM = {"sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "log", "log2", "tanh", "erf", "pow"}
+SCALAR_F32 = {"exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid", "min", "max", "sign", "rsqrt"}  # `name_f32_s`
+
+
+class EmitError(ValueError):
+    """A program that this backend has no code for; says which operation and element type."""
+
+
+@dataclass
+class Scope:
+    """One block of C: its lines, the names given in it, and the variables it defines."""
+
+    lines: list[str] = field(default_factory=list)
+    names: dict[tuple[str, Expr], str] = field(default_factory=dict)
+    variables: dict[Var, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The vector loop that is being printed: its variable and the mask of a partial last vector, if this is one."""
+
+    var: Var
+    tail: str | None = None
+    bound: frozenset[Var] = frozenset()  # names with one value per point
+
+    def varies(self, expr: Expr) -> bool:
+        """Whether `expr` differs from point to point."""
+        return not variables(expr).isdisjoint({self.var, *self.bound})
+
+
+class Expressions:
+    """Prints expressions into a stack of scopes."""
+
+    def __init__(self, symbols: Mapping[str, str]) -> None:
+        self.symbols = symbols  # symbol → C name
+        self.scopes: list[Scope] = [Scope()]
+        self.counter = 0
+
+    # ---- names and scopes
+
+    def fresh(self, prefix: str) -> str:
+        """A name not used before."""
+        self.counter += 1
+        return f"{prefix}{self.counter}"
+
+    def line(self, text: str) -> None:
+        """Append a line to the innermost scope."""
+        self.scopes[-1].lines.append(text)
+
+    def lookup(self, var: Var) -> str:
+        """The C name of a variable in scope."""
+        for scope in reversed(self.scopes):
+            if var in scope.variables:
+                return scope.variables[var]
+        raise EmitError(f"variable {var.name} is used outside its loop")
+
+    def _depth(self, expr: Expr) -> int:
+        """The outermost scope in which `expr` may be computed."""
+        if any(isinstance(load.source, Memory) and load.source.kind == "scratch" for load in loads(expr)):
+            return len(self.scopes) - 1
+        depth = 0
+        for var in variables(expr):
+            depth = max(depth, next(i for i in reversed(range(len(self.scopes))) if var in self.scopes[i].variables))
+        return depth
+
+    def _named(self, kind: str, expr: Expr, c_type: str, text: str, depth: int) -> str:
+        name = self.fresh("v" if kind == "vector" else "t")
+        self.scopes[depth].lines.append(f"const {c_type} {name} = {text};")
+        self.scopes[depth].names[kind, expr] = name
+        return name
+
+    def _known(self, kind: str, expr: Expr) -> str | None:
+        for scope in reversed(self.scopes):
+            if (kind, expr) in scope.names:
+                return scope.names[kind, expr]
+        return None
+
+    def forget(self, memories: set[Memory]) -> None:
+        """Drop the names of values that were read from `memories`, which have just changed."""
+        for scope in self.scopes:
+            stale = [key for key in scope.names if any(load.source in memories for load in loads(key[1]))]
+            for key in stale:
+                del scope.names[key]
+
+    # ---- scalars
+
+    def scalar(self, expr: Expr) -> str:
+        """C text of a scalar: a literal or a name."""
+        match expr:
+            case Const():
+                return literal(expr)
+            case Sym():
+                return self.symbols[expr.name]
+            case Var():
+                return self.lookup(expr)
+            case _:
+                pass
+        known = self._known("scalar", expr)
+        if known:
+            return known
+        depth = self._depth(expr)
+        text = self._scalar_text(expr)
+        return self._named("scalar", expr, SCALAR[self._type(expr)], text, depth)
+
+    def _type(self, expr: Expr) -> DType:
+        if expr.dtype not in SCALAR:
+            raise EmitError(f"scalar programs of {expr.dtype} are not supported on the CPU: cast to f32 around them")
+        return expr.dtype
+
+    def _scalar_text(self, expr: Expr) -> str:
+        if isinstance(expr, Load):
+            assert isinstance(expr.source, Memory)
+            text = f"{memory_name(expr.source)}[{self.scalar(expr.index[0])}]"
+            return f"({text} != 0)" if expr.dtype is DType.BOOL else text
+        assert isinstance(expr, Op)
+        if expr.name == "select":
+            condition = self.scalar(expr.args[0])
+            yes, no = (self._scalar_text(a) if isinstance(a, Load) else self.scalar(a) for a in expr.args[1:])
+            return f"{condition} ? {yes} : {no}"
+        args = [self.scalar(arg) for arg in expr.args]
+        return self._scalar_op(expr, args)
+
+    def _scalar_op(self, op: Op, args: list[str]) -> str:
+        name, source = op.name, self._type(op.args[0])
+        if name in INFIX:
+            return f"{args[0]} {INFIX[name]} {args[1]}"
+        if name in COMPARE:
+            return f"{args[0]} {COMPARE[name]} {args[1]}"
+        if name in ("and", "or"):
+            return f"{args[0]} {'&' if name == 'and' else '|'} {args[1]}"
+        if name == "not":
+            return f"!{args[0]}"
+        if name == "neg":
+            return f"-{args[0]}"
+        if name == "isnan":
+            return f"{args[0]} != {args[0]}"
+        if name == "isinf":
+            return f"isinf({args[0]}) != 0"
+        if name == "cast":
+            return f"{args[0]} != 0" if op.dtype is DType.BOOL else f"({SCALAR[op.dtype]}){args[0]}"
+        if source.is_int:
+            return f"{name}_i64({', '.join(args)})"
+        if source is DType.F32 and name in SCALAR_F32:
+            return f"{name}_f32_s({', '.join(args)})"
+        suffix = "f" if source is DType.F32 else ""
+        if name in LIBM:
+            return f"{name}{suffix}({', '.join(args)})"
+        if name in ("abs", "round"):
+            return f"{'fabs' if name == 'abs' else 'rint'}{suffix}({args[0]})"
+        return f"scalar_{name}({', '.join(args)})"
+
+    # ---- vectors
+
+    def vector(self, expr: Expr, lanes: Lanes) -> str:
+        """C text of the values of `expr` at TILE_LANES consecutive values of the loop variable."""
+        if not lanes.varies(expr):
+            return self._splat(expr)
+        known = self._known("vector", expr)
+        if known:
+            return known
+        text = self._vector_text(expr, lanes)
+        return self._named("vector", expr, VECTOR[self._type(expr)], text, len(self.scopes) - 1)
+
+    def _splat(self, expr: Expr) -> str:
+        if isinstance(expr, Const):
+            return f"splat_{self._type(expr)}({literal(expr)})"
+        known = self._known("vector", expr)
+        if known:
+            return known
+        text = f"splat_{self._type(expr)}({self.scalar(expr)})"
+        return self._named("vector", expr, VECTOR[expr.dtype], text, self._depth(expr))
+
+    def _vector_text(self, expr: Expr, lanes: Lanes) -> str:
+        match expr:
+            case Var():
+                return self.lookup(expr) if expr in lanes.bound else f"splat_i64({self.lookup(expr)}) + iota_i64()"
+            case Load():
+                return self._vector_load(expr, lanes, None)
+            case Op(name="select", args=(condition, Load() as load, no)) if lanes.varies(load):
+                mask = self.vector(condition, lanes)
+                masked = self._vector_load(load, lanes, mask)
+                if isinstance(no, Const) and no.value == 0:
+                    return masked
+                return f"select_{expr.dtype}({mask}, {masked}, {self.vector(no, lanes)})"
+            case Op(name="lt" | "le" | "gt" | "ge", args=(left, _)) if left.dtype is DType.I64:
+                counted = self._lane_count(expr, lanes)
+                if counted:
+                    return counted
+            case _:
+                pass
+        assert isinstance(expr, Op)
+        return self._vector_op(expr, lanes)
+
+    def _lane_count(self, op: Op, lanes: Lanes) -> str | None:
+        """An index comparison as a number of leading lanes: no vectors of 64-bit integers."""
+        left, right = op.args if op.name in ("lt", "le") else op.args[::-1]
+        slack = right - left - (1 if op.name in ("lt", "gt") else 0)  # holds where slack ≥ 0
+        factor, rest = split_affine(slack, lanes.var)
+        if rest is None or lanes.varies(rest) or factor not in (const(1), const(-1)):
+            return None
+        first = self.lookup(lanes.var)
+        if factor == const(-1):
+            return f"lanes_below({self.scalar(rest + 1)} - {first})"
+        return f"lanes_from({self.scalar(-rest)} - {first})"
+
+    def _vector_load(self, load: Load, lanes: Lanes, mask: str | None) -> str:
+        memory = load.source
+        assert isinstance(memory, Memory)
+        step, rest = split_affine(load.index[0], lanes.var)
+        rest = None if rest is None or lanes.varies(rest) else rest
+        element = str(self._type(load))
+        if rest is not None and step == const(1):
+            address = f"{memory_name(memory)} + {self._sum(rest, lanes)}"
+            if lanes.tail and memory.kind != "scratch":
+                mask = f"({mask} & {lanes.tail})" if mask else lanes.tail
+            return f"load_masked_{element}({address}, {mask})" if mask else f"load_{element}({address})"
+        if lanes.tail:
+            mask = f"({mask} & {lanes.tail})" if mask else lanes.tail
+        at = self.vector(load.index[0], lanes)
+        return f"gather_{element}({memory_name(memory)}, {at}, {mask or 'splat_bool(1)'})"
+
+    def _sum(self, rest: Expr, lanes: Lanes) -> str:
+        first = self.lookup(lanes.var)
+        return first if rest == const(0) else f"{self.scalar(rest)} + {first}"
+
+    def _vector_op(self, op: Op, lanes: Lanes) -> str:
+        name, source = op.name, self._type(op.args[0])
+        if name == "pow" and op.args[1] == const(2.0, op.dtype):
+            base = self.vector(op.args[0], lanes)
+            return f"{base} * {base}"
+        args = [self.vector(arg, lanes) for arg in op.args]
+        if name in INFIX:
+            return f"{args[0]} {INFIX[name]} {args[1]}"
+        if name in COMPARE:
+            test = f"({args[0]} {COMPARE[name]} {args[1]})"
+            return f"narrow_mask({test})" if source in (DType.I64, DType.F64) else test
+        if name in ("and", "or"):
+            return f"{args[0]} {'&' if name == 'and' else '|'} {args[1]}"
+        if name == "not":
+            return f"~{args[0]}"
+        if name == "neg":
+            return f"-{args[0]}"
+        if name == "isnan":
+            return f"narrow_mask({args[0]} != {args[0]})" if source is DType.F64 else f"({args[0]} != {args[0]})"
+        if name == "isinf":
+            test = f"(abs_{source}({args[0]}) == INFINITY)"
+            return f"narrow_mask{test}" if source is DType.F64 else test
+        if name == "select":
+            return f"select_{op.dtype}({', '.join(args)})"
+        if name == "cast":
+            return self._vector_cast(source, op.dtype, args[0])
+        if name in ("min", "max") and source is DType.F32 and isinstance(op.args[1], Const):
+            return f"{name}_raw({args[1]}, {args[0]})"  # a NaN in the second operand goes through
+        suffix = {DType.I64: "i64v", DType.I32: "i32v"}.get(source, str(source))
+        return f"{name}_{suffix}({', '.join(args)})"
+
+    def _vector_cast(self, source: DType, target: DType, text: str) -> str:
+        if target is DType.BOOL:
+            test = f"({text} != 0)"
+            return f"narrow_mask({test})" if source in (DType.I64, DType.F64) else test
+        if source is DType.BOOL:
+            one, zero = (f"splat_{target}({value})" for value in (1, 0))
+            return f"select_{target}({text}, {one}, {zero})"
+        return f"__builtin_convertvector({text}, {VECTOR[target]})"
+
+
+def memory_name(memory: Memory) -> str:
+    """The C name of a memory: inputs and outputs by position, scratch by its buffer."""
+    if memory.kind == "scratch":
+        return "s_" + re.sub(r"\W", "_", memory.name)
+    return f"{memory.kind}{memory.position}"
+
+
+def literal(value: Const) -> str:
+    """The C literal of a constant, exact to the bit."""
+    if value.dtype is DType.BOOL:
+        return "1" if value.value else "0"
+    if value.dtype.is_int:
+        return f"INT64_C({value.value})" if abs(int(value.value)) >= 2**31 else str(value.value)
+    number = float(value.value)
+    if math.isnan(number):
+        return "NAN"
+    if math.isinf(number):
+        return "INFINITY" if number > 0 else "-INFINITY"
+    return f"{number.hex()}{'f' if value.dtype is DType.F32 else ''}"
+
+
+def operation_count(expr: Expr) -> int:
+    """Operations in an expression, each distinct one once."""
+    return sum(isinstance(node, Op) for node in walk(expr))
+
+
+__all__ = ["ELEMENT", "SCALAR", "VECTOR", "EmitError", "Expressions", "Lanes", "Scope", "literal", "memory_name", "operation_count"]

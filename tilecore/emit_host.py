@@ -1,0 +1,173 @@
+"""The host's side of a generated kernel: its `tile_kernel` table and the functions that size and check a call.
+
+The symbols of a call are read off the input shapes; every other dim is checked against the signature, so that a wrong
+shape is an error with both numbers, never a read past the end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilecore.contract.expr import Const, Expr, Op, Sym, binary, const
+from tilecore.contract.spec import Tensor, extent_of
+from tilecore.loops import LoopProgram, Memory, Once, loop_statements
+from tilecore.target import Target
+
+ALIGN = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a host sees of a kernel: name, tensors, and the cost of a call in nanoseconds of one core."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    work: Expr
+
+
+def symbol_order(inputs: tuple[Tensor, ...]) -> tuple[str, ...]:
+    """The symbols of a signature in the order of the `symbols` array: as the input shapes bring them."""
+    return tuple(dict.fromkeys(dim.name for tensor in inputs for dim in tensor.shape if isinstance(dim, Sym)))
+
+
+def aligned(size: Expr) -> Expr:
+    """`size` rounded up to the alignment of scratch."""
+    return (size + (ALIGN - 1)) // ALIGN * ALIGN
+
+
+def scratch_bytes(memory: Memory) -> Expr:
+    """Bytes of a scratch memory, padded to the alignment."""
+    return aligned(memory.size * memory.dtype.row.bytes)
+
+
+def flags(program: LoopProgram) -> list[Once]:
+    """The statements that run once per change of the slower grid axes."""
+    return [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
+
+
+def size_text(expr: Expr, names: Mapping[str, str]) -> str:
+    """C text of an integer expression of symbols."""
+    match expr:
+        case Const():
+            return f"INT64_C({expr.value})"
+        case Sym():
+            return names[expr.name]
+        case Op(name="add" | "mul", args=(left, right)):
+            sign = "+" if expr.name == "add" else "*"
+            return f"({size_text(left, names)} {sign} {size_text(right, names)})"
+        case Op():
+            return f"{expr.name}_i64({', '.join(size_text(arg, names) for arg in expr.args)})"
+        case _:
+            raise ValueError(f"{expr} is not an expression of dims")
+
+
+def descriptor(program: LoopProgram, signature: Signature, names: Mapping[str, str], target: Target) -> list[str]:
+    """Everything after `run`: bind, shape, tasks, scratch, work and the table."""
+    symbols = [f"    const int64_t {name} = symbols[{i}]; (void){name};" for i, name in enumerate(names.values())]
+    tasks = _product([extent_of(axis) for axis in program.grid])
+    memories = [scratch_bytes(memory) for memory in program.memories if memory.kind == "scratch"]
+    total = _sum([*memories, *(aligned(once.count) for once in flags(program))])
+    return [
+        _bind(signature, names),
+        *_size_function("int64_t", "tasks", tasks, symbols, names),
+        *_size_function("size_t", "scratch", total, symbols, names),
+        *_size_function("int64_t", "work", signature.work, symbols, names),
+        _shape(signature, symbols, names),
+        *_tables(signature),
+        f"const tile_kernel {kernel_symbol(signature.name, target)} = {{",
+        f'    "{signature.name}", {len(signature.inputs)}, {len(signature.outputs)}, input_types, tile_outputs,',
+        "    bind, shape, tasks, scratch_size, work, run,",
+        "};",
+    ]
+
+
+def kernel_symbol(name: str, target: Target) -> str:
+    """The C name of a kernel's table for one instruction set."""
+    return f"tile_kernel_{name}_{target.name.replace('-', '_')}"
+
+
+def _size_function(kind: str, name: str, value: Expr, symbols: list[str], names: Mapping[str, str]) -> list[str]:
+    function = "scratch_size" if name == "scratch" else name
+    return [
+        f"static {kind} {function}(const int64_t* symbols) {{",
+        "    (void)symbols;",
+        *symbols,
+        f"    return ({kind})({size_text(value, names)});",
+        "}",
+    ]
+
+
+def _bind(signature: Signature, names: Mapping[str, str]) -> str:
+    lines = [
+        "static int32_t bind(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error,",
+        "                    size_t error_size) {",
+        "    (void)shapes; (void)ranks; (void)symbols; (void)error; (void)error_size;",
+    ]
+    bound: dict[str, str] = {}
+    checks: list[str] = []
+    for i, tensor in enumerate(signature.inputs):
+        lines.append(
+            f"    if (ranks[{i}] != {len(tensor.shape)}) {{ snprintf(error, error_size, \"input {i}: expected {len(tensor.shape)} dims, "
+            f'found %d", (int)ranks[{i}]); return 1; }}'
+        )
+        for axis, dim in enumerate(tensor.shape):
+            if isinstance(dim, Sym) and dim.name not in bound:
+                bound[dim.name] = names[dim.name]
+                position = list(names).index(dim.name)
+                lines.append(f"    const int64_t {names[dim.name]} = symbols[{position}] = shapes[{i}][{axis}];")
+            else:
+                text = size_text(dim, names)
+                checks.append(
+                    f"    if (shapes[{i}][{axis}] != {text}) {{ snprintf(error, error_size, \"input {i}, dim {axis}: expected "
+                    f'%lld, found %lld", (long long){text}, (long long)shapes[{i}][{axis}]); return 1; }}'
+                )
+    lines += [f"    (void){name};" for name in bound.values()]
+    return "\n".join([*lines, *checks, "    return 0;", "}"])
+
+
+def _shape(signature: Signature, symbols: list[str], names: Mapping[str, str]) -> str:
+    lines = [
+        "static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {",
+        "    (void)symbols;",
+        *symbols,
+        "    switch (output) {",
+    ]
+    for i, tensor in enumerate(signature.outputs):
+        writes = " ".join(f"dims[{axis}] = {size_text(dim, names)};" for axis, dim in enumerate(tensor.shape))
+        lines.append(f"    case {i}: {writes} break;")
+    return "\n".join([*lines, "    default: break;", "    }", "}"])
+
+
+def _tables(signature: Signature) -> list[str]:
+    types = ", ".join(str(tensor.dtype.row.onnx) for tensor in signature.inputs) or "0"
+    lines = [f"static const int32_t input_types[] = {{{types}}};"]
+    rows: list[str] = []
+    for i, tensor in enumerate(signature.outputs):
+        dims = ", ".join(_dim_row(dim, signature.inputs) for dim in tensor.shape)
+        if tensor.shape:
+            lines.append(f"static const tile_dim dims_{i}[] = {{{dims}}};")
+        rows.append(f"{{{tensor.dtype.row.onnx}, {len(tensor.shape)}, {f'dims_{i}' if tensor.shape else 'NULL'}}}")
+    return [*lines, f"static const tile_output tile_outputs[] = {{{', '.join(rows)}}};"]
+
+
+def _dim_row(dim: Expr, inputs: tuple[Tensor, ...]) -> str:
+    if isinstance(dim, Const):
+        return f"{{TILE_DIM_CONST, 0, 0, {dim.value}}}"
+    for i, tensor in enumerate(inputs):
+        if dim in tensor.shape:
+            return f"{{TILE_DIM_INPUT, {i}, {tensor.shape.index(dim)}, 0}}"
+    return "{TILE_DIM_COMPUTED, 0, 0, 0}"
+
+
+def _product(factors: list[Expr]) -> Expr:
+    total: Expr = const(1)
+    for factor in factors:
+        total = binary("mul", total, factor)
+    return total
+
+
+def _sum(terms: list[Expr]) -> Expr:
+    total: Expr = const(0)
+    for term in terms:
+        total = binary("add", total, term)
+    return total

@@ -1,0 +1,215 @@
+"""The tile graph: tile operations as nodes, the buffers between them as edges, and the axes that they share.
+
+Comes in: a verified program. Goes out: `TileGraph`, in which every buffer axis and every `Parallel` variable belongs to
+one *axis class*: axes that any operation walks together (row i of S is row i of Q and of O). Inference decides per class.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, polynomial
+from tilecore.contract.spec import Place, View
+from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, Tile
+
+Axis = tuple[str, int] | Var  # (buffer name, axis), or a Parallel variable
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An access that leaves the data behind `limit` elements: along an axis, element i is outside for i ≥ `limit`."""
+
+    axis: Axis
+    limit: Expr  # may be above the extent; in grid and loop variables
+    stmt: Stmt
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One tile operation with the buffers it reads and writes, and the loops around it, outermost first."""
+
+    stmt: Stmt
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    loops: tuple[For, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TileGraph:
+    """Nodes in program order, the class of every axis, and the bounds that accesses put on classes."""
+
+    program: Program
+    nodes: tuple[Node, ...]
+    classes: dict[Axis, int]
+    bounds: tuple[Bound, ...]
+
+    def axes_of(self, index: int) -> tuple[Axis, ...]:
+        """All members of a class."""
+        return tuple(axis for axis, own in self.classes.items() if own == index)
+
+
+def build_graph(program: Program) -> TileGraph:
+    """The tile graph of a program."""
+    nodes = tuple(_nodes(program.body, ()))
+    parent: dict[Axis, Axis] = {(b.name, i): (b.name, i) for b in program.buffers for i in range(len(b.shape))}
+
+    def find(axis: Axis) -> Axis:
+        parent.setdefault(axis, axis)
+        while parent[axis] != axis:
+            axis = parent[axis]
+        return axis
+
+    for node in nodes:
+        for left, right in _shared_axes(node.stmt):
+            parent[find(left)] = find(right)
+    roots = {root: number for number, root in enumerate(dict.fromkeys(find(axis) for axis in parent))}
+    classes = {axis: roots[find(axis)] for axis in parent}
+    bounds = tuple(bound for node in nodes for bound in _bounds(node.stmt))
+    return TileGraph(program, nodes, classes, bounds)
+
+
+def _nodes(body: tuple[Stmt, ...], around: tuple[For, ...]) -> Iterator[Node]:
+    for stmt in body:
+        match stmt:
+            case For():
+                yield from _nodes(stmt.body, (*around, stmt))
+            case If():
+                yield from _nodes(stmt.then, around)
+                yield from _nodes(stmt.otherwise, around)
+            case _:
+                reads, writes = buffers_of(stmt)
+                yield Node(stmt, reads, writes, around)
+
+
+def buffers_of(stmt: Stmt) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
+    """Buffers that a single operation reads and writes."""
+    match stmt:
+        case Copy():
+            reads = [stmt.src.source] if isinstance(stmt.src.source, Buffer) else []
+            writes = [stmt.dst.source] if isinstance(stmt.dst.source, Buffer) else []
+            return tuple(reads), tuple(writes)
+        case Fill():
+            return (), (stmt.dst,)
+        case Gemm():
+            return (stmt.a, stmt.b) + (() if stmt.clear else (stmt.c,)), (stmt.c,)
+        case Reduce():
+            return (stmt.src,) + (() if stmt.clear else (stmt.dst,)), (stmt.dst,)
+        case Store():
+            return _loaded(stmt), (stmt.target,) if isinstance(stmt.target, Buffer) else ()
+        case Parallel():
+            reads = tuple(dict.fromkeys(b for store in stmt.body for b in _loaded(store)))
+            return reads, tuple(dict.fromkeys(s.target for s in stmt.body if isinstance(s.target, Buffer)))
+        case For() | If():
+            raise ValueError("buffers_of takes a single operation")
+
+
+def _loaded(store: Store) -> tuple[Buffer, ...]:
+    found = [load.source for expr in (store.value, *store.index) for load in loads(expr)]
+    return tuple(dict.fromkeys(source for source in found if isinstance(source, Buffer)))
+
+
+def gemm_axes(gemm: Gemm) -> tuple[tuple[Axis, Axis], tuple[Axis, Axis], tuple[Axis, Axis]]:
+    """((m of a, m of c), (n of b, n of c), (k of a, k of b))."""
+    am, ak = (1, 0) if gemm.transpose_a else (0, 1)
+    bk, bn = (1, 0) if gemm.transpose_b else (0, 1)
+    return (
+        ((gemm.a.name, am), (gemm.c.name, 0)),
+        ((gemm.b.name, bn), (gemm.c.name, 1)),
+        ((gemm.a.name, ak), (gemm.b.name, bk)),
+    )
+
+
+def tile_axes(src: Tile, dst: Tile) -> tuple[tuple[int, int], ...]:
+    """Axes of two tiles that a copy walks together: those left after extents of 1, matched in order."""
+    one: Expr = const(1)
+    left = [i for i, extent in enumerate(src.shape) if extent != one]
+    right = [i for i, extent in enumerate(dst.shape) if extent != one]
+    return tuple(zip(left, right, strict=True))
+
+
+def _shared_axes(stmt: Stmt) -> Iterator[tuple[Axis, Axis]]:
+    match stmt:
+        case Gemm():
+            yield from gemm_axes(stmt)
+        case Reduce():
+            kept = [i for i in range(len(stmt.src.shape)) if i != stmt.axis]
+            yield from (((stmt.src.name, i), (stmt.dst.name, j)) for j, i in enumerate(kept))
+        case Copy(src=Tile(source=Buffer() as a), dst=Tile(source=Buffer() as b)):
+            yield from (((a.name, i), (b.name, j)) for i, j in tile_axes(stmt.src, stmt.dst))
+        case Parallel():
+            for var in stmt.axes:
+                yield var, var
+            for store in stmt.body:
+                for buffer, index in _buffer_accesses(store):
+                    yield from (((buffer.name, i), e) for i, e in enumerate(index) if e in stmt.axes)  # type: ignore[misc]
+        case _:
+            return
+
+
+def _buffer_accesses(store: Store) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    if isinstance(store.target, Buffer):
+        yield store.target, store.index
+    for load in loads(store.value):
+        if isinstance(load.source, Buffer):
+            yield load.source, load.index
+
+
+def _bounds(stmt: Stmt) -> Iterator[Bound]:
+    """Where an access to a view or place may leave it along an axis walked one by one."""
+    match stmt:
+        case Copy():
+            for tile, other in ((stmt.src, stmt.dst), (stmt.dst, stmt.src)):
+                if isinstance(tile.source, Buffer) or not isinstance(other.source, Buffer):
+                    continue
+                pairs = tile_axes(tile, other)
+                for outer, inner in pairs:
+                    limit = tile.source.shape[outer] - tile.origin[outer]
+                    yield Bound((other.source.name, inner), limit, stmt)
+        case Parallel():
+            for store in stmt.body:
+                yield from _element_bounds(stmt, store)
+        case _:
+            return
+
+
+def _element_bounds(stmt: Parallel, store: Store) -> Iterator[Bound]:
+    accesses: list[tuple[View | Place, tuple[Expr, ...]]] = []
+    if isinstance(store.target, Place):
+        accesses.append((store.target, store.index))
+    accesses.extend((load.source, load.index) for load in loads(store.value) if isinstance(load.source, View))
+    for source, index in accesses:
+        for extent, position in zip(source.shape, index, strict=True):
+            for var in stmt.axes:
+                coefficient, rest = split_affine(position, var)
+                if coefficient == const(1) and rest is not None:
+                    yield Bound(var, extent - rest, stmt)
+
+
+def split_affine(expr: Expr, var: Var) -> tuple[Expr, Expr | None]:
+    """(c, r) with expr = c · var + r and neither mentioning var; r is None when there is no such form."""
+    coefficient: Expr = const(0)
+    rest: Expr = const(0)
+    for monomial, amount in polynomial(expr).items():
+        term: Expr = const(amount)
+        seen = 0
+        for atom in monomial:
+            if atom == var:
+                seen += 1
+            elif _mentions(atom, var):
+                return const(0), None
+            else:
+                term = term * atom
+        if seen > 1:
+            return const(0), None
+        if seen:
+            coefficient = coefficient + term
+        else:
+            rest = rest + term
+    return coefficient, rest
+
+
+def _mentions(expr: Expr, var: Var) -> bool:
+    if isinstance(expr, Load):
+        return any(_mentions(index, var) for index in expr.index)
+    if isinstance(expr, Const):
+        return False
+    return expr == var or any(_mentions(arg, var) for arg in getattr(expr, "args", ()))

@@ -1,0 +1,194 @@
+"""Tile inference: completes what the kernel's author left open, by constraints on the tile graph.
+
+Comes in: a concrete program and a target. Goes out: a `Plan`: for every axis class how many elements are live, for every
+buffer its layout, for every `Gemm` its register tile, for every `Parallel` its vector axis.
+
+Constraints in order of strength: what an operation demands (a right-hand operand must lie in packed panels, a register
+tile must fit the register file), then what edges carry (an axis class has one live extent), then free choices (the
+vector axis is the contiguous one). Two strict demands that differ are a conflict that names both uses.
+
+Live extents: the last tile of an axis reaches past the data. Where it does not matter what stands there (nothing
+reduces over the axis, or what stands there is neutral for every reduction), all work is cut to the live elements, and
+the masks that the kernel's text needs for its meaning are proved away.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Var, binary, const, nonnegative, variables
+from tilecore.contract.panel import PANEL
+from tilecore.graph import Axis, Bound, TileGraph, build_graph, gemm_axes, split_affine
+from tilecore.ir import Buffer, Gemm, Parallel, Program, Reduce
+from tilecore.padding import NEUTRAL, Beyond, padding
+from tilecore.span import Span
+from tilecore.target import RegisterTile, Target
+
+
+class InferenceError(ValueError):
+    """Two constraints that cannot both hold, or a demand that the target cannot meet; names both uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a buffer lies in memory. "rows": row-major, last axis padded to whole panels. "panels": packed panels of
+    `column` (the axis whose elements stand side by side), each contiguous along the other axis."""
+
+    kind: str
+    column: int
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What inference decided; keyed by buffer name, axis, or the identity of a statement's operands."""
+
+    program: Program
+    graph: TileGraph
+    target: Target
+    live: Mapping[int, Expr]  # axis class → live extent, where it is below the extent
+    layouts: Mapping[str, Layout]
+    register_tile: RegisterTile
+    vector_axis: Mapping[Parallel, Var | None]
+
+    def extent(self, axis: Axis, full: Expr) -> Expr:
+        """Elements of `axis` that work must cover."""
+        return self.live.get(self.graph.classes[axis], full)
+
+
+def infer(program: Program, target: Target) -> Plan:
+    """The plan for a concrete program. InferenceError when constraints conflict."""
+    graph = build_graph(program)
+    layouts = _layouts(graph)
+    vector_axis = {
+        node.stmt: choose_vector_axis(node.stmt, layouts) for node in graph.nodes if isinstance(node.stmt, Parallel)
+    }
+    return Plan(program, graph, target, _live_extents(graph), layouts, choose_register_tile(target), vector_axis)
+
+
+def choose_register_tile(target: Target, columns: int = 64) -> RegisterTile:
+    """The tile with the most multiply-adds per load that fits the register file, at most 8 rows and `columns` wide."""
+    candidates = [
+        RegisterTile(rows, vectors)
+        for rows in range(1, 9)
+        for vectors in range(target.smallest_vectors, columns // target.lanes + 1, target.smallest_vectors)
+        if target.fits(RegisterTile(rows, vectors))
+    ]
+    return max(candidates, key=lambda t: (t.rows * t.vectors / (t.rows + t.vectors), t.vectors))
+
+
+def _layouts(graph: TileGraph) -> dict[str, Layout]:
+    layouts: dict[str, Layout] = {}
+    for node in graph.nodes:
+        if not isinstance(node.stmt, Gemm):
+            continue
+        gemm = node.stmt
+        _check_gemm_types(gemm)
+        demands = (
+            (gemm.b, Layout("panels", 0 if gemm.transpose_b else 1, gemm.span)),
+            (gemm.a, Layout("rows", 1, gemm.span)),
+            (gemm.c, Layout("rows", 1, gemm.span)),
+        )
+        for buffer, demand in demands:
+            known = layouts.setdefault(buffer.name, demand)
+            if (known.kind, known.column) != (demand.kind, demand.column):
+                raise InferenceError(_conflict(buffer, known, demand))
+    for buffer in graph.program.buffers:
+        layouts.setdefault(buffer.name, Layout("rows", len(buffer.shape) - 1))
+    return layouts
+
+
+def _check_gemm_types(gemm: Gemm) -> None:
+    for buffer in (gemm.a, gemm.b, gemm.c):
+        if buffer.dtype is not DType.F32:
+            where = f"{gemm.span}: " if gemm.span else ""
+            raise InferenceError(f"{where}T.gemm on this target takes f32 tiles; {buffer.name} is {buffer.dtype}")
+
+
+def _conflict(buffer: Buffer, known: Layout, demand: Layout) -> str:
+    def use(layout: Layout) -> str:
+        what = f"packed panels of axis {layout.column}" if layout.kind == "panels" else "plain rows"
+        return layout.span.render(f"needs {buffer.name} as {what}") if layout.span else f"needs it as {what}"
+
+    return f"{buffer.name} is used in two layouts; copy it into a second buffer\n{use(known)}\n{use(demand)}"
+
+
+def choose_vector_axis(parallel: Parallel, layouts: Mapping[str, Layout]) -> Var | None:
+    """The axis along which most stores are contiguous: the last one unless its stores stride."""
+    scores: dict[Var, int] = dict.fromkeys(parallel.axes, 0)
+    for store in parallel.body:
+        column = layouts[store.target.name].column if isinstance(store.target, Buffer) else len(store.index) - 1
+        for axis in parallel.axes:
+            coefficient, rest = split_affine(store.index[column], axis)
+            scores[axis] += 1 if rest is not None and coefficient == const(1) else 0
+    best = max(reversed(parallel.axes), key=lambda axis: scores[axis])
+    return best if scores[best] else None
+
+
+def _live_extents(graph: TileGraph) -> dict[int, Expr]:
+    """Classes that may be cut, checked until the choice is consistent: dropping one can take away another's reason."""
+    extents = _class_extents(graph)
+    candidates: dict[int, tuple[Expr, Expr]] = {}  # class → (bound, live extent)
+    for index, extent in extents.items():
+        if extent is None:
+            continue
+        own = [bound for bound in graph.bounds if graph.classes[bound.axis] == index]
+        real = [bound for bound in own if not nonnegative(bound.limit - extent)]
+        if real and all(a.limit == b.limit for a, b in pairwise(real)) and _in_scope(graph, index, real[0]):
+            candidates[index] = (real[0].limit, binary("min", extent, real[0].limit))
+    while True:
+        beyond = Beyond(graph, {index: bound for index, (bound, _) in candidates.items()})
+        bad = _not_neutral(graph, candidates.keys(), beyond)
+        if not bad:
+            return {index: live for index, (_, live) in candidates.items()}
+        for index in bad:
+            del candidates[index]
+
+
+def _class_extents(graph: TileGraph) -> dict[int, Expr | None]:
+    """The common extent of a class's members; None when they differ (a window into a larger buffer)."""
+    shapes = {(b.name, i): extent for b in graph.program.buffers for i, extent in enumerate(b.shape)}
+    extents: dict[int, Expr | None] = {}
+    for axis, index in graph.classes.items():
+        extent = axis.extent if isinstance(axis, Var) else shapes[axis]
+        assert extent is not None
+        extents[index] = extent if extents.setdefault(index, extent) == extent else None
+    return extents
+
+
+def _in_scope(graph: TileGraph, index: int, bound: Bound) -> bool:
+    """The bound's loop variables must be in scope wherever the class is walked."""
+    members = graph.axes_of(index)
+    buffers = {axis[0] for axis in members if not isinstance(axis, Var)}
+    loop_vars = {loop.var for node in graph.nodes for loop in node.loops}
+    needed = variables(bound.limit) & loop_vars
+    for node in graph.nodes:
+        touched = {b.name for b in (*node.reads, *node.writes)} & buffers
+        walks = isinstance(node.stmt, Parallel) and any(axis in members for axis in node.stmt.axes)
+        if (touched or walks) and not needed <= {loop.var for loop in node.loops}:
+            return False
+    return True
+
+
+def _not_neutral(graph: TileGraph, cut: "Mapping[int, object] | object", beyond: Beyond) -> set[int]:
+    """Classes in `cut` over which some reduction would see more than neutral elements past the live ones."""
+    pads = padding(beyond)
+    bad: set[int] = set()
+    for node in graph.nodes:
+        stmt = node.stmt
+        if isinstance(stmt, Reduce):
+            axis = (stmt.src.name, stmt.axis)
+            if graph.classes[axis] in cut and pads[stmt, stmt.src.name, stmt.axis] != NEUTRAL[stmt.kind]:  # type: ignore[operator]
+                bad.add(graph.classes[axis])
+        if isinstance(stmt, Gemm):
+            left, right = gemm_axes(stmt)[2]
+            assert not isinstance(left, Var)
+            assert not isinstance(right, Var)
+            zero = all(pads[stmt, name, axis] == 0 for name, axis in (left, right))
+            if graph.classes[left] in cut and not zero:  # type: ignore[operator]
+                bad.add(graph.classes[left])
+    return bad
+
+
+__all__ = ["PANEL", "InferenceError", "Layout", "Plan", "choose_register_tile", "choose_vector_axis", "infer"]

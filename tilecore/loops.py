@@ -1,0 +1,166 @@
+"""The loop program: what lowering makes of a tile program and what a CPU printer reads.
+
+Every load and store addresses flat memory (`Memory`, one element offset). Statements are scalar loops, vector loops, the
+register-tile product and panel packing; nothing here knows C.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Var
+from tilecore.span import Span
+from tilecore.target import RegisterTile
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Flat memory of `size` elements: an input, an output (both by position) or a piece of the task's scratch."""
+
+    name: str
+    dtype: DType
+    size: Expr
+    kind: str  # "input", "output" or "scratch"
+    position: int = 0
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        """One axis: the element offset."""
+        return (self.size,)
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """A name for a value in the statements that follow; inside a vector loop, for one value per point."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """`body` for `var` = `start`, `start` + `step`, … below `stop`."""
+
+    var: Var
+    start: Expr
+    stop: Expr
+    body: tuple["LoopStmt", ...]
+    step: int = 1
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """`then` where `condition` holds, else `otherwise`."""
+
+    condition: Expr
+    then: tuple["LoopStmt", ...]
+    otherwise: tuple["LoopStmt", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """`memory[offset]` = `value`, where `guard` (if any) holds."""
+
+    memory: Memory
+    offset: Expr
+    value: Expr
+    guard: Expr | None = None
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Inside a vector loop: join `value` of every point into the scalar `into` by `kind`, starting at the neutral."""
+
+    kind: str
+    into: Var
+    value: Expr
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorLoop:
+    """`body` for `var` = 0 … `stop` − 1, many at a time. `padded`: the scratch that it writes may be
+    overwritten up to the next whole vector."""
+
+    var: Var
+    stop: Expr
+    body: tuple[Let | Put | Fold, ...]
+    padded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A matrix in memory: element (r, c) is at `offset` + r · `row` + c · `column`."""
+
+    memory: Memory
+    offset: Expr
+    row: Expr
+    column: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Mma:
+    """c[rows × columns] (+)= a[rows × depth] · b[depth × columns], b in panels `b.row` elements apart."""
+
+    a: Operand
+    b: Operand
+    c: Operand
+    rows: Expr
+    columns: Expr
+    depth: Expr
+    clear: bool
+    tile: RegisterTile
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PackTransposed:
+    """Panels[p][k][lane] = source[p · PANEL + lane][k] for a source contiguous in k: `columns` × `depth` elements."""
+
+    source: Operand
+    panels: Memory
+    offset: Expr
+    panel: Expr  # elements between panels
+    columns: Expr
+    depth: Expr
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """`body` unless it has run for flag `index` since the grid point last moved along an axis outside `across`."""
+
+    index: Expr
+    count: Expr  # flags
+    name: str
+    body: tuple["LoopStmt", ...]
+
+
+LoopStmt = Let | Loop | Branch | Put | Fold | VectorLoop | Mma | PackTransposed | Once
+
+
+@dataclass(frozen=True, slots=True)
+class LoopProgram:
+    """`body` for every point of `grid`; the first grid axis moves fastest. `memories` are inputs, outputs, scratch."""
+
+    name: str
+    grid: tuple[Var, ...]
+    memories: tuple[Memory, ...]
+    body: tuple[LoopStmt, ...]
+    tile: RegisterTile
+
+
+def loop_statements(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:
+    """Every statement of `body`, outer before inner."""
+    for stmt in body:
+        yield stmt
+        match stmt:
+            case Loop() | Once() | VectorLoop():
+                yield from loop_statements(stmt.body)
+            case Branch():
+                yield from loop_statements(stmt.then)
+                yield from loop_statements(stmt.otherwise)
+            case _:
+                pass

@@ -1,0 +1,427 @@
+"""Lowering: tile program + plan → loop program.
+
+Tile operations become loops over flat memory: consecutive row-wise statements share one loop over rows (`rows.py` joins
+what is inside), products become register tiles, copies become packing loops or vanish where the source can be read in
+place, and copies that do not depend on the fastest grid axis are kept across it (`Once`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tilecore.addresses import Addresses, Slot, live_var, row_stride, slot_size
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, cast, const, substitute, variables
+from tilecore.contract.panel import PANEL
+from tilecore.contract.spec import Place, View
+from tilecore.graph import Axis, gemm_axes, split_affine, tile_axes
+from tilecore.infer import Plan
+from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, Tile
+from tilecore.loops import (
+    Branch,
+    Let,
+    Loop,
+    LoopProgram,
+    LoopStmt,
+    Memory,
+    Mma,
+    Once,
+    Operand,
+    PackTransposed,
+    Put,
+    VectorLoop,
+)
+from tilecore.rows import is_row_wise, lower_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy done once per value of `index` and kept while the fastest grid axis moves."""
+
+    index: Expr
+    count: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """What every step needs: the plan, addresses, products' operands read in place, and copies that are kept."""
+
+    plan: Plan
+    addresses: Addresses
+    in_place: dict[str, Operand]
+    kept: dict[Copy, Kept]
+
+    def live(self, axis: Axis, full: Expr) -> Expr:
+        """How many elements of an axis the work covers."""
+        return self.plan.extent(axis, full)
+
+
+def lower(plan: Plan) -> LoopProgram:
+    """The loop program of a plan."""
+    program = plan.program
+    tensors = {
+        tensor.name: Memory(tensor.name, tensor.dtype, _size(tensor.shape), kind, position)
+        for kind, group in (("input", program.inputs), ("output", program.outputs))
+        for position, tensor in enumerate(group)
+    }
+    addresses = Addresses(plan, tensors, {})
+    in_place = _operands_in_place(plan, addresses)
+    kept = _kept_copies(program, in_place)
+    slots: dict[str, Slot] = {}
+    for buffer in program.buffers:
+        if buffer.name in in_place:
+            continue
+        size = slot_size(plan, buffer)
+        copies = next((kept[c] for c in kept if c.dst.source == buffer), None)
+        total = size * copies.count if copies else size
+        shift = size * copies.index if copies else const(0)
+        slots[buffer.name] = Slot(Memory(buffer.name, buffer.dtype, total, "scratch"), size, shift)
+    lowering = Lowering(plan, replace(addresses, slots=slots), in_place, kept)
+    body = tuple(_body(program.body, lowering))
+    memories = (*tensors.values(), *(slot.memory for slot in slots.values()))
+    return LoopProgram(program.name, program.grid, memories, body, plan.register_tile)
+
+
+def _size(shape: tuple[Expr, ...]) -> Expr:
+    size: Expr = const(1)
+    for extent in shape:
+        size = size * extent
+    return size
+
+
+def _body(body: tuple[Stmt, ...], lowering: Lowering) -> Iterator[LoopStmt]:
+    """Statements in order, runs of row-wise ones together."""
+    position = 0
+    while position < len(body):
+        run = 0
+        while position + run < len(body) and is_row_wise(body[position + run], body[position : position + run], lowering.plan):
+            run += 1
+        if run:
+            yield from lower_rows(body[position : position + run], lowering.plan, lowering.addresses)
+            position += run
+        else:
+            yield from _statement(body[position], lowering)
+            position += 1
+
+
+def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
+    match stmt:
+        case For():
+            if _stop(stmt) - stmt.start == const(1):
+                yield Let(stmt.var, stmt.start)
+                yield from _body(stmt.body, lowering)
+            else:
+                yield Loop(stmt.var, stmt.start, _stop(stmt), tuple(_body(stmt.body, lowering)), 1, stmt.span)
+        case If():
+            yield Branch(
+                lowering.addresses.resolve(stmt.condition),
+                tuple(_body(stmt.then, lowering)),
+                tuple(_body(stmt.otherwise, lowering)),
+            )
+        case Gemm():
+            yield _product(stmt, lowering)
+        case Copy():
+            yield from _copy(stmt, lowering)
+        case Parallel():
+            yield from _elementwise(stmt, lowering)
+        case Fill():
+            yield from _fill(stmt, lowering)
+        case Store():
+            yield _put(stmt, lowering.addresses, {})
+        case Reduce():
+            raise ValueError(f"T.reduce over axis {stmt.axis} of {stmt.src.name}: only the last of two axes is lowered")
+
+
+def _stop(loop: For) -> Expr:
+    assert loop.var.extent is not None
+    return loop.var.extent
+
+
+def _put(store: Store, addresses: Addresses, at: dict[Expr, Expr]) -> Put:
+    index = tuple(substitute(position, at) for position in store.index)
+    value = addresses.resolve(substitute(store.value, at))
+    if isinstance(store.target, Buffer):
+        offset = addresses.offset(store.target, index)
+        return Put(addresses.slots[store.target.name].memory, offset, value, None, store.span)
+    memory, offset, guard = addresses.place(store.target, index)
+    return Put(memory, offset, value, guard, store.span)
+
+
+def _elementwise(stmt: Parallel, lowering: Lowering) -> Iterator[LoopStmt]:
+    """Loops over all axes but one, vectors along that one."""
+    at: dict[Expr, Expr] = {}
+    live: dict[Var, Var] = {}
+    for axis in stmt.axes:
+        assert axis.extent is not None
+        live[axis] = live_var(axis.name, lowering.live(axis, axis.extent))
+        at[axis] = live[axis]
+    vector = lowering.plan.vector_axis[stmt]
+    puts = tuple(_put(store, lowering.addresses, at) for store in stmt.body)
+    inner: tuple[LoopStmt, ...] = puts
+    if vector is not None:
+        inner = (_vector(live[vector], puts),)
+    for axis in reversed(stmt.axes):
+        if axis != vector:
+            inner = (_loop(live[axis], inner),)
+    yield from inner
+
+
+def _vector(var: Var, body: tuple[Put, ...]) -> VectorLoop:
+    assert var.extent is not None
+    return VectorLoop(var, var.extent, body)
+
+
+def _loop(var: Var, body: tuple[LoopStmt, ...]) -> Loop:
+    assert var.extent is not None
+    return Loop(var, const(0), var.extent, body)
+
+
+def _fill(stmt: Fill, lowering: Lowering) -> Iterator[LoopStmt]:
+    """Every element of the buffer's live part, along its rows."""
+    axes = tuple(
+        live_var(f"{stmt.dst.name}_{i}", lowering.live((stmt.dst.name, i), extent))
+        for i, extent in enumerate(stmt.dst.shape)
+    )
+    put = _put(Store(stmt.dst, axes, stmt.value, stmt.span), lowering.addresses, {})
+    yield _nest(axes, put)
+
+
+def _nest(axes: tuple[Var, ...], put: Put) -> LoopStmt:
+    inner: LoopStmt = _vector(axes[-1], (put,))
+    for axis in reversed(axes[:-1]):
+        inner = _loop(axis, (inner,))
+    return inner
+
+
+# ---- products
+
+
+def _product(gemm: Gemm, lowering: Lowering) -> Mma:
+    (_, rows), (_, columns), (depth, _) = gemm_axes(gemm)
+    assert not isinstance(depth, Var)
+    return Mma(
+        _operand(gemm.a, lowering, swapped=gemm.transpose_a),
+        _operand(gemm.b, lowering, swapped=False),
+        _operand(gemm.c, lowering, swapped=False),
+        lowering.live(rows, gemm.c.shape[0]),
+        lowering.live(columns, gemm.c.shape[1]),
+        lowering.live(depth, gemm.a.shape[depth[1]]),
+        gemm.clear,
+        lowering.plan.register_tile,
+        gemm.span,
+    )
+
+
+def _operand(buffer: Buffer, lowering: Lowering, *, swapped: bool) -> Operand:
+    if buffer.name in lowering.in_place:
+        found = lowering.in_place[buffer.name]
+        return replace(found, row=found.column, column=found.row) if swapped else found
+    slot = lowering.addresses.slots[buffer.name]
+    layout = lowering.plan.layouts[buffer.name]
+    if layout.kind == "panels":
+        panel = buffer.shape[1 - layout.column] * PANEL
+        return Operand(slot.memory, slot.shift, panel, const(1))
+    row, column = row_stride(buffer), const(1)
+    return Operand(slot.memory, slot.shift, column if swapped else row, row if swapped else column)
+
+
+def _operands_in_place(plan: Plan, addresses: Addresses) -> dict[str, Operand]:
+    """Operands whose copy can be left out: the source is plain, affine and of the right strides."""
+    found: dict[str, Operand] = {}
+    writers: dict[str, int] = {}
+    other_readers: set[str] = set()
+    for node in plan.graph.nodes:
+        for buffer in node.writes:
+            writers[buffer.name] = writers.get(buffer.name, 0) + 1
+        if not isinstance(node.stmt, Gemm):
+            other_readers |= {buffer.name for buffer in node.reads}
+    for node in plan.graph.nodes:
+        copy = node.stmt
+        if not isinstance(copy, Copy) or not isinstance(copy.src.source, View) or not isinstance(copy.dst.source, Buffer):
+            continue
+        buffer = copy.dst.source
+        whole = copy.dst.shape == buffer.shape and buffer.dtype is copy.src.source.dtype
+        if writers[buffer.name] == 1 and buffer.name not in other_readers and whole and len(buffer.shape) == 2:
+            operand = _in_place(copy, copy.src.source, buffer, plan, addresses)
+            if operand:
+                found[buffer.name] = operand
+    return found
+
+
+def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Addresses) -> Operand | None:
+    layout = plan.layouts[buffer.name]
+    extents = [plan.extent((buffer.name, i), buffer.shape[i]) for i in (0, 1)]
+    if layout.kind == "rows":
+        row, column = live_var("row", extents[0]), live_var("column", extents[1])
+        load = addresses.unguarded(view, _source_index(copy, (row, column)))
+        return _affine_operand(load, row, column) if load else None
+    depth = live_var("depth", extents[1 - layout.column])
+    panel = live_var("panel", (extents[layout.column] + (PANEL - 1)) // PANEL)
+    lane = live_var("lane", const(PANEL))
+    position = panel * PANEL + lane
+    load = addresses.unguarded(view, _source_index(copy, (position, depth) if layout.column == 0 else (depth, position)))
+    if load is None:
+        return None
+    across, rest = split_affine(load.index[0], lane)
+    if rest is None or across != const(1):
+        return None
+    operand = _affine_operand(Load(load.source, (rest,)), panel, depth)
+    return operand if operand and operand.column == const(PANEL) else None
+
+
+def _affine_operand(load: Load, row: Var, column: Var) -> Operand | None:
+    assert isinstance(load.source, Memory)
+    row_step, rest = split_affine(load.index[0], row)
+    if rest is None:
+        return None
+    column_step, base = split_affine(rest, column)
+    if base is None or column in variables(row_step):
+        return None
+    return Operand(load.source, base, row_step, column_step)
+
+
+# ---- copies
+
+
+def _source_index(copy: Copy, inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Position in the source tile of element `inner` of the destination tile."""
+    return _index_of(copy.src, copy.dst, inner)
+
+
+def _index_of(outer: Tile, inner_tile: Tile, inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    index = list(outer.origin)
+    for left, right in tile_axes(outer, inner_tile):
+        index[left] = outer.origin[left] + inner[right]
+    return tuple(index)
+
+
+def _copy(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
+    if isinstance(copy.dst.source, Buffer) and copy.dst.source.name in lowering.in_place:
+        return
+    body = tuple(_copy_loops(copy, lowering))
+    kept = lowering.kept.get(copy)
+    if kept and isinstance(copy.dst.source, Buffer):
+        yield Once(kept.index, kept.count, copy.dst.source.name, body)
+    else:
+        yield from body
+
+
+def _copy_loops(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
+    source, target = copy.src, copy.dst
+    if isinstance(target.source, Buffer) and lowering.plan.layouts[target.source.name].kind == "panels":
+        yield from _pack(copy, target.source, lowering)
+        return
+    walked = source if isinstance(source.source, Buffer) and not isinstance(target.source, Buffer) else target
+    axes: list[Expr] = []
+    loops: list[Var] = []
+    for i, extent in enumerate(walked.shape):
+        live = extent
+        if isinstance(walked.source, Buffer) and walked.shape == walked.source.shape:
+            live = lowering.live((walked.source.name, i), extent)
+        axis = live_var(f"{walked.source.name}_{i}", live)
+        one = extent == const(1)
+        axes.append(const(0) if one else axis)
+        if not one:
+            loops.append(axis)
+    inner = tuple(axes)
+    src_index = tuple(o + a for o, a in zip(source.origin, inner, strict=True)) if walked is source else _index_of(source, target, inner)
+    dst_index = tuple(o + a for o, a in zip(target.origin, inner, strict=True)) if walked is target else _index_of(target, source, inner)
+    assert not isinstance(source.source, Place)
+    value = cast(Load(source.source, src_index), target.source.dtype)
+    assert not isinstance(target.source, View)
+    put = _put(Store(target.source, dst_index, value, copy.span), lowering.addresses, {})
+    yield _nest(tuple(loops), put) if loops else put
+
+
+def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
+    """Fill packed panels, by 16-column strips of the source, or by transposing a source that is contiguous in depth."""
+    layout = lowering.plan.layouts[buffer.name]
+    columns = lowering.live((buffer.name, layout.column), buffer.shape[layout.column])
+    depth_extent = lowering.live((buffer.name, 1 - layout.column), buffer.shape[1 - layout.column])
+    slot = lowering.addresses.slots[buffer.name]
+    panel_size = buffer.shape[1 - layout.column] * PANEL
+    transposed = _transposed_source(copy, buffer, columns, depth_extent, lowering)
+    if transposed:
+        yield PackTransposed(transposed, slot.memory, slot.shift, panel_size, columns, depth_extent, copy.span)
+        return
+    panel = live_var("panel", (columns + (PANEL - 1)) // PANEL)
+    depth = live_var("depth", depth_extent)
+    lane = live_var("lane", _min(const(PANEL), columns - panel * PANEL))
+    position = panel * PANEL + lane
+    inner = (position, depth) if layout.column == 0 else (depth, position)
+    assert isinstance(copy.src.source, View | Buffer)
+    value = lowering.addresses.resolve(cast(Load(copy.src.source, _source_index(copy, inner)), buffer.dtype))
+    put = Put(slot.memory, slot.shift + panel * panel_size + depth * PANEL + lane, value, None, copy.span)
+    yield _loop(panel, (_loop(depth, (_vector(lane, (put,)),)),))
+
+
+def _min(left: Expr, right: Expr) -> Expr:
+    from_min = Op("min", (left, right), left.dtype)
+    return substitute(from_min, {left: left}) if isinstance(left, Const) else from_min
+
+
+def _transposed_source(copy: Copy, buffer: Buffer, columns: Expr, depth: Expr, lowering: Lowering) -> Operand | None:
+    if not isinstance(copy.src.source, View) or copy.src.source.dtype is not buffer.dtype:
+        return None
+    column = live_var("column", columns)
+    level = live_var("depth", depth)
+    inner = (column, level) if lowering.plan.layouts[buffer.name].column == 0 else (level, column)
+    load = lowering.addresses.unguarded(copy.src.source, _source_index(copy, inner))
+    operand = _affine_operand(load, column, level) if load else None
+    return operand if operand and operand.column == const(1) and operand.row != const(1) else None
+
+
+def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, Kept]:
+    """Copies from views that do not depend on the fastest grid axis, with one slot per step of the loops they follow."""
+    kept: dict[Copy, Kept] = {}
+    if not program.grid or program.grid[0].extent == const(1):
+        return kept
+    writers: dict[str, int] = {}
+    found: list[tuple[Copy, tuple[For, ...]]] = []
+
+    def scan(body: tuple[Stmt, ...], loops: tuple[For, ...], *, conditional: bool) -> None:
+        for stmt in body:
+            match stmt:
+                case For():
+                    scan(stmt.body, (*loops, stmt), conditional=conditional)
+                case If():
+                    scan(stmt.then, loops, conditional=True)
+                    scan(stmt.otherwise, loops, conditional=True)
+                case Copy() if isinstance(stmt.dst.source, Buffer):
+                    writers[stmt.dst.source.name] = writers.get(stmt.dst.source.name, 0) + 1
+                    if isinstance(stmt.src.source, View) and not conditional:
+                        found.append((stmt, loops))
+                case Parallel():
+                    for store in stmt.body:
+                        if isinstance(store.target, Buffer):
+                            writers[store.target.name] = writers.get(store.target.name, 0) + 1
+                case _:
+                    pass
+
+    scan(program.body, (), conditional=False)
+    fastest = program.grid[0]
+    for copy, loops in found:
+        buffer = copy.dst.source
+        assert isinstance(buffer, Buffer)
+        used = frozenset[Var]().union(*(variables(position) for position in copy.src.origin))
+        if writers[buffer.name] > 1 or buffer.name in in_place or fastest in used or copy.dst.shape != buffer.shape:
+            continue
+        index: Expr = const(0)
+        count: Expr = const(1)
+        for loop in loops:
+            if loop.var not in used:
+                continue
+            trips = _without(_stop(loop), fastest)
+            if trips is None:
+                break
+            index, count = index * trips + loop.var, count * trips
+        else:
+            kept[copy] = Kept(index, count)
+    return kept
+
+
+def _without(stop: Expr, var: Var) -> Expr | None:
+    """An upper bound of `stop` that does not mention `var`: itself, or a side of a minimum."""
+    if var not in variables(stop):
+        return stop
+    if isinstance(stop, Op) and stop.name == "min":
+        return next((side for side in (_without(arg, var) for arg in stop.args) if side is not None), None)
+    return None

@@ -1,0 +1,106 @@
+"""What stands in a tile past its live elements, according to the meaning of the program.
+
+A copy fills with 0 what lies outside its source; an elementwise statement computes something from that. Where the result
+is a known constant (a mask put −inf there, exp2 made 0 of it), a reduction for which it is neutral may skip it.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, const, rewrite, substitute
+from tilecore.contract.spec import View
+from tilecore.graph import Axis, TileGraph
+from tilecore.ir import Buffer, Copy, Fill, Gemm, Parallel, Reduce, Stmt, Store
+
+NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+Pad = float | None  # the constant, or None when it is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """A tile graph with the bound of each class that is cut: elements i ≥ bound are past the live ones."""
+
+    graph: TileGraph
+    bounds: dict[int, Expr]
+
+    def class_of(self, axis: Axis) -> int | None:
+        """The class of an axis if it is cut."""
+        index = self.graph.classes[axis]
+        return index if index in self.bounds else None
+
+
+def padding(beyond: Beyond) -> dict[tuple[Stmt, str, int], Pad]:
+    """For every Reduce and Gemm, the pad of each buffer axis it reads: (statement, buffer, axis) → constant or None."""
+    state: dict[tuple[str, int], Pad] = {}
+    seen: dict[tuple[Stmt, str, int], Pad] = {}
+    for node in beyond.graph.nodes:
+        stmt = node.stmt
+        if isinstance(stmt, Reduce | Gemm):
+            for buffer in node.reads:
+                for axis in range(len(buffer.shape)):
+                    seen[stmt, buffer.name, axis] = state.get((buffer.name, axis))
+        _step(stmt, state, beyond)
+    return seen
+
+
+def _step(stmt: Stmt, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None:
+    match stmt:
+        case Copy() if isinstance(stmt.dst.source, Buffer):
+            pad = 0.0 if isinstance(stmt.src.source, View) else None
+            for axis in range(len(stmt.dst.source.shape)):
+                state[stmt.dst.source.name, axis] = pad
+        case Fill():
+            value = float(stmt.value.value) if isinstance(stmt.value, Const) else None
+            for axis in range(len(stmt.dst.shape)):
+                state[stmt.dst.name, axis] = value
+        case Gemm() | Reduce():
+            target = stmt.c if isinstance(stmt, Gemm) else stmt.dst
+            for axis in range(len(target.shape)):
+                state[target.name, axis] = None
+        case Parallel():
+            for store in stmt.body:
+                if isinstance(store.target, Buffer):
+                    _store(store, store.target, stmt, state, beyond)
+        case _:
+            return
+
+
+def _store(store: Store, target: Buffer, around: Parallel, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None:
+    new: dict[tuple[str, int], Pad] = {}
+    for axis, index in enumerate(store.index):
+        if isinstance(index, Var) and index in around.axes:
+            own = beyond.class_of(index)
+            new[target.name, axis] = None if own is None else _value_beyond(store.value, index, beyond.bounds[own], state)
+        else:
+            new[target.name, axis] = None
+    state.update(new)
+
+
+def _value_beyond(value: Expr, var: Var, bound: Expr, state: dict[tuple[str, int], Pad]) -> Pad:
+    """The constant that `value` is for every `var` ≥ `bound`, or None."""
+
+    def known(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and var in node.index:
+            if isinstance(node.source, Buffer):
+                pad = state.get((node.source.name, node.index.index(var)))
+                return Var(f"{node}", node.dtype) if pad is None else const(pad, node.dtype)
+            return const(0.0, node.dtype) if isinstance(node.source, View) and node.dtype.is_float else None
+        return None
+
+    past = bound + Var("past", extent=var.extent)
+    result = rewrite(substitute(rewrite(value, known), {var: past}), _fold_infinite)
+    return float(result.value) if isinstance(result, Const) else None
+
+
+def _fold_infinite(node: Expr) -> Expr | None:
+    """−inf − x and c · −inf are −inf: a program that subtracts −inf here makes NaN of live elements too."""
+    if not isinstance(node, Op) or node.dtype is not DType.F32:
+        return None
+    infinite = const(-math.inf, node.dtype)
+    if node.name in ("add", "sub") and node.args[0] == infinite:
+        return infinite
+    if node.name == "mul" and infinite in node.args:
+        other = node.args[1] if node.args[0] == infinite else node.args[0]
+        return infinite if isinstance(other, Const) and other.value > 0 else None
+    return None

@@ -1,0 +1,233 @@
+"""Row-wise statements: one loop over rows for a run of them, and inside it vector loops joined where they may be.
+
+Comes in: consecutive `Parallel`, `Reduce` and `Fill` statements that walk the same axis class as their first axis and
+touch only their own row of what the run writes. Goes out: one scalar loop over the live rows. Per row, a value stored by
+one vector loop and read at the same place by the next is handed on in registers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilecore.addresses import Addresses, live_var
+from tilecore.contract.expr import Expr, Load, Var, apply, const, loads, substitute, variables
+from tilecore.infer import Plan
+from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store
+from tilecore.loops import Fold, Let, Loop, LoopStmt, Memory, Put, VectorLoop
+from tilecore.graph import buffers_of
+
+JOIN = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
+
+
+def is_row_wise(stmt: Stmt, run: tuple[Stmt, ...], plan: Plan) -> bool:
+    """Whether `stmt` can join the row loop of the statements `run` before it."""
+    own = _row_class(stmt, plan)
+    if own is None or (run and own != _row_class(run[0], plan)):
+        return False
+    together = (*run, stmt)
+    written = {buffer.name for member in together for buffer in buffers_of(member)[1]}
+    return all(_own_row_only(member, written) for member in together)
+
+
+def _row_class(stmt: Stmt, plan: Plan) -> int | None:
+    match stmt:
+        case Parallel() if len(stmt.axes) <= 2 and plan.vector_axis[stmt] is not None:
+            if len(stmt.axes) == 2 and plan.vector_axis[stmt] != stmt.axes[1]:
+                return None
+            return plan.graph.classes[stmt.axes[0]]
+        case Reduce() if len(stmt.src.shape) == 2 and stmt.axis == 1:
+            return plan.graph.classes[stmt.src.name, 0]
+        case Fill() if len(stmt.dst.shape) <= 2:
+            return plan.graph.classes[stmt.dst.name, 0]
+        case _:
+            return None
+
+
+def _own_row_only(stmt: Stmt, written: set[str]) -> bool:
+    """Every access to a buffer that the run writes is at the statement's own row."""
+    if not isinstance(stmt, Parallel):
+        return True
+    row = stmt.axes[0]
+    for store in stmt.body:
+        accesses = [(load.source, load.index) for load in loads(store.value)]
+        accesses.append((store.target, store.index))  # type: ignore[arg-type]
+        for source, index in accesses:
+            if isinstance(source, Buffer) and source.name in written and (not index or index[0] != row):
+                return False
+    return True
+
+
+def lower_rows(run: tuple[Stmt, ...], plan: Plan, addresses: Addresses) -> Iterator[LoopStmt]:
+    """The loop over rows of a run; over one-dimensional statements alone, a vector loop along them."""
+    first = run[0]
+    own = _row_class(first, plan)
+    assert own is not None
+    row = live_var("row", plan.live.get(own, _first_extent(first)))
+    extent = row.extent
+    assert extent is not None
+    flat = all(
+        (isinstance(stmt, Parallel) and len(stmt.axes) == 1) or (isinstance(stmt, Fill) and len(stmt.dst.shape) == 1)
+        for stmt in run
+    )
+    if flat:
+        puts = tuple(put for stmt in run for put in _row_statement(stmt, row, plan, addresses) if isinstance(put, Put))
+        for put in puts:
+            yield VectorLoop(row, extent, (put,), True)
+        return
+    body = [part for stmt in run for part in _row_statement(stmt, row, plan, addresses)]
+    yield Loop(row, const(0), extent, tuple(_joined(body)), 1, first.span)
+
+
+def _first_extent(stmt: Stmt) -> Expr:
+    match stmt:
+        case Parallel():
+            extent = stmt.axes[0].extent
+            assert extent is not None
+            return extent
+        case Reduce():
+            return stmt.src.shape[0]
+        case Fill():
+            return stmt.dst.shape[0]
+        case _:
+            raise ValueError("not a row-wise statement")
+
+
+def _row_statement(stmt: Stmt, row: Var, plan: Plan, addresses: Addresses) -> Iterator[LoopStmt]:
+    match stmt:
+        case Parallel():
+            yield from _parallel(stmt, row, plan, addresses)
+        case Reduce():
+            column = live_var(f"{stmt.src.name}_1", plan.extent((stmt.src.name, 1), stmt.src.shape[1]))
+            total = Var(f"{stmt.dst.name}_{stmt.kind}", stmt.dst.dtype)
+            assert column.extent is not None
+            fold = Fold(stmt.kind, total, addresses.load(stmt.src, (row, column)), stmt.span)
+            yield VectorLoop(column, column.extent, (fold,), True)
+            value = total if stmt.clear else apply(JOIN[stmt.kind], addresses.load(stmt.dst, (row,)), total)
+            yield Put(addresses.slots[stmt.dst.name].memory, addresses.offset(stmt.dst, (row,)), value, None, stmt.span)
+        case Fill():
+            yield from _fill(stmt, row, plan, addresses)
+        case _:
+            raise ValueError("not a row-wise statement")
+
+
+def _fill(stmt: Fill, row: Var, plan: Plan, addresses: Addresses) -> Iterator[LoopStmt]:
+    memory = addresses.slots[stmt.dst.name].memory
+    if len(stmt.dst.shape) == 1:
+        yield Put(memory, addresses.offset(stmt.dst, (row,)), stmt.value, None, stmt.span)
+        return
+    column = live_var(f"{stmt.dst.name}_1", plan.extent((stmt.dst.name, 1), stmt.dst.shape[1]))
+    assert column.extent is not None
+    put = Put(memory, addresses.offset(stmt.dst, (row, column)), stmt.value, None, stmt.span)
+    yield VectorLoop(column, column.extent, (put,), True)
+
+
+def _parallel(stmt: Parallel, row: Var, plan: Plan, addresses: Addresses) -> Iterator[LoopStmt]:
+    at: dict[Expr, Expr] = {stmt.axes[0]: row}
+    column: Var | None = None
+    if len(stmt.axes) == 2:
+        extent = stmt.axes[1].extent
+        assert extent is not None
+        column = live_var(stmt.axes[1].name, plan.extent(stmt.axes[1], extent))
+        at[stmt.axes[1]] = column
+    puts = tuple(_put(store, addresses, at) for store in stmt.body)
+    if column is None:
+        yield from puts
+    else:
+        assert column.extent is not None
+        yield VectorLoop(column, column.extent, puts, _whole_rows(stmt, stmt.axes[1]))
+
+
+def _whole_rows(stmt: Parallel, column: Var) -> bool:
+    """Whether every store to a buffer runs along its rows from their start, so that it may run into their padding."""
+    return all(not isinstance(store.target, Buffer) or store.index[-1] == column for store in stmt.body)
+
+
+def _put(store: Store, addresses: Addresses, at: dict[Expr, Expr]) -> Put:
+    index = tuple(substitute(position, at) for position in store.index)
+    value = addresses.resolve(substitute(store.value, at))
+    if isinstance(store.target, Buffer):
+        memory = addresses.slots[store.target.name].memory
+        return Put(memory, addresses.offset(store.target, index), value, None, store.span)
+    memory, offset, guard = addresses.place(store.target, index)
+    return Put(memory, offset, value, guard, store.span)
+
+
+def _joined(body: list[LoopStmt]) -> list[LoopStmt]:
+    """Vector loops over the same extent become one, moving up past scalar statements that they do not depend on."""
+    done: list[LoopStmt] = []
+    for stmt in body:
+        if isinstance(stmt, VectorLoop):
+            position = _partner(done, stmt)
+            earlier = done[position] if position is not None else None
+            merged = _merge(earlier, stmt) if isinstance(earlier, VectorLoop) else None
+            if merged and position is not None:
+                done[position] = merged
+                continue
+        done.append(stmt)
+    return done
+
+
+def _partner(done: list[LoopStmt], loop: VectorLoop) -> int | None:
+    """The vector loop before `loop` that it can move up to."""
+    reads = {load.source for part in loop.body for load in loads(part.value)}
+    writes = {part.memory for part in loop.body if isinstance(part, Put)}
+    names = {var for part in loop.body for var in variables(part.value)}
+    for position in reversed(range(len(done))):
+        stmt = done[position]
+        if isinstance(stmt, VectorLoop):
+            return position
+        if not isinstance(stmt, Put) or stmt.memory in reads | writes:
+            return None
+        if {load.source for load in loads(stmt.value)} & writes or names & _totals(done[:position], stmt):
+            return None
+    return None
+
+
+def _totals(done: list[LoopStmt], put: Put) -> set[Var]:
+    """Totals of vector loops that come just before `put`: a loop that uses one cannot move above its vector loop."""
+    del put
+    return {part.into for stmt in done if isinstance(stmt, VectorLoop) for part in stmt.body if isinstance(part, Fold)}
+
+
+def _merge(first: VectorLoop, second: VectorLoop) -> VectorLoop | None:
+    """One loop that does both per point; values that the first stores reach the second by name, not through memory."""
+    if first.stop != second.stop or first.padded != second.padded:
+        return None
+    renamed = [_substituted(part, {second.var: first.var}) for part in second.body]
+    totals = {part.into for part in first.body if isinstance(part, Fold)}
+    if any(variables(part.value) & totals for part in renamed):
+        return None
+    named: list[Let | Put | Fold] = []
+    handed: dict[Expr, Expr] = {}
+    written: set[Memory] = set()
+    for part in first.body:
+        if isinstance(part, Put):
+            written.add(part.memory)
+            if part.guard is None:
+                value = part.value
+                if not isinstance(value, Var):
+                    name = Var(f"value{len(named)}_{part.memory.name}", value.dtype)
+                    named.append(Let(name, value))
+                    value = name
+                handed[Load(part.memory, (part.offset,))] = value
+                named.append(replace(part, value=value))
+                continue
+        named.append(part)
+    body = [_substituted(part, handed) for part in renamed]
+    for part in body:
+        if any(load.source in written for load in loads(part.value)):
+            return None
+        if isinstance(part, Put) and part.memory in written and Load(part.memory, (part.offset,)) not in handed:
+            return None
+        if isinstance(part, Put) and any(load.source == part.memory for other in named for load in loads(other.value)):
+            return None
+    return replace(first, body=(*named, *body))
+
+
+def _substituted(part: Let | Put | Fold, values: dict[Expr, Expr]) -> Let | Put | Fold:
+    if isinstance(part, Let | Fold):
+        return replace(part, value=substitute(part.value, values))
+    guard = None if part.guard is None else substitute(part.guard, values)
+    return replace(part, offset=substitute(part.offset, values), value=substitute(part.value, values), guard=guard)
+
+
+__all__ = ["Memory", "is_row_wise", "lower_rows"]

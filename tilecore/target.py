@@ -1,0 +1,64 @@
+"""Instruction sets as rows of a table: what the compiler must know of each, and how the library asks for it."""
+
+from dataclasses import dataclass
+
+from tilecore.contract.panel import PANEL
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTile:
+    """A block of C held in registers: `rows` × `vectors` accumulators of one vector each."""
+
+    rows: int
+    vectors: int
+
+    def columns(self, lanes: int) -> int:
+        """Width of the tile in elements."""
+        return self.vectors * lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One instruction set. `supported` is a C expression that asks the running processor."""
+
+    name: str
+    lanes: int  # f32 elements of one vector register
+    registers: int  # vector registers
+    flags: tuple[str, ...]  # for the C compiler
+    supported: str
+
+    @property
+    def smallest_vectors(self) -> int:
+        """Vectors in one packed panel: the granularity of a register tile's width."""
+        return max(1, PANEL // self.lanes)
+
+    def fits(self, tile: RegisterTile) -> bool:
+        """True when accumulators, one row of B and one broadcast of A fit the register file."""
+        return tile.rows * tile.vectors + tile.vectors + 1 <= self.registers
+
+
+TARGETS: tuple[Target, ...] = (  # best first: a library tries them in this order
+    Target(
+        "x86-64-v4", 16, 32, ("-march=x86-64-v4", "-mprefer-vector-width=512"),
+        '__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")'
+        ' && __builtin_cpu_supports("avx512vl")',
+    ),
+    Target("x86-64-v3", 8, 16, ("-march=x86-64-v3",), '__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")'),
+    Target("aarch64", 4, 32, (), "1"),
+)  # fmt: skip
+
+
+def target_named(name: str) -> Target:
+    """The row called `name`. ValueError lists the names there are."""
+    for target in TARGETS:
+        if target.name == name:
+            return target
+    raise ValueError(f"unknown target {name!r}; there are {', '.join(target.name for target in TARGETS)}")
+
+
+def targets_for(machine: str) -> tuple[Target, ...]:
+    """Rows for a processor family as `platform.machine()` names it. ValueError for a family without a row."""
+    family = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}.get(machine.lower())
+    if family is None:
+        raise ValueError(f"no CPU target for {machine!r}: TileFuse generates code for x86-64 and aarch64")
+    return tuple(target for target in TARGETS if target.name.startswith(family))

@@ -1,0 +1,113 @@
+"""The C compiler: found on this machine, or the one in the `ziglang` wheel, so that none has to be installed.
+
+Comes in: C text and flags. Goes out: objects and shared libraries in a content-addressed cache: a file's name is the
+hash of everything that went into it, so that a present file never has to be built again. Files appear whole.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+COMMON = (
+    "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
+    "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-variable", "-Wno-psabi", "-Wno-aggressive-loop-optimizations", "-Wno-unknown-pragmas",
+)  # fmt: skip
+LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread")
+
+
+class BuildError(RuntimeError):
+    """No usable C compiler, or the compiler refused a source; carries its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C compiler: the command and what `--version` says, which is part of every cache key."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A compiler and the directory where what it builds is kept."""
+
+    compiler: Compiler
+    cache: Path
+
+    def object(self, source: str, flags: Sequence[str], include: Sequence[Path]) -> Path:
+        """The object file of a C text. BuildError with the compiler's output when it is refused."""
+        headers = [path.read_bytes() for folder in include for path in sorted(folder.glob("*.h"))]
+        key = self._key("object", source.encode(), *map(str.encode, flags), *headers)
+        target = self.cache / f"{key}.o"
+        if not target.exists():
+            self._build(target, source, [*COMMON, *flags, *(f"-I{folder}" for folder in include), "-c"])
+        return target
+
+    def library(self, objects: Sequence[Path], flags: Sequence[str] = ()) -> Path:
+        """The shared library of objects from this cache."""
+        key = self._key("library", *(path.name.encode() for path in objects), *map(str.encode, flags))
+        target = self.cache / f"{key}.so"
+        if not target.exists():
+            self._run(target, [*map(str, objects), *flags, *LINK])
+        return target
+
+    def _key(self, *parts: str | bytes) -> str:
+        digest = hashlib.sha256()
+        for part in (self.compiler.version, *COMMON, *LINK, *parts):
+            data = part.encode() if isinstance(part, str) else part
+            digest.update(len(data).to_bytes(8, "little") + data)
+        return digest.hexdigest()[:32]
+
+    def _build(self, target: Path, source: str, arguments: list[str]) -> None:
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", suffix=".c", dir=self.cache, delete=False) as file:
+            file.write(source)
+        try:
+            self._run(target, [*arguments, file.name])
+        finally:
+            os.unlink(file.name)
+
+    def _run(self, target: Path, arguments: list[str]) -> None:
+        self.cache.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=self.cache, suffix=target.suffix)
+        os.close(handle)
+        result = subprocess.run([*self.compiler.command, *arguments, "-o", partial], capture_output=True, text=True, check=False)
+        if result.returncode:
+            os.unlink(partial)
+            raise BuildError(f"{' '.join(self.compiler.command)} failed with status {result.returncode}:\n{result.stderr.strip()}")
+        os.replace(partial, target)
+
+
+def find_toolchain(cache_directory: Path, preferred: str | None = None) -> Toolchain:
+    """The first of `preferred`, cc, gcc, clang and the ziglang wheel that runs. BuildError says what was looked for."""
+    return Toolchain(find_compiler(preferred), cache_directory)
+
+
+@cache
+def find_compiler(preferred: str | None = None) -> Compiler:
+    """The compiler that `find_toolchain` uses."""
+    names = [preferred] if preferred else ["cc", "gcc", "clang"]
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            return Compiler((found,), _version((found,)))
+    if not preferred and importlib.util.find_spec("ziglang"):
+        command = (sys.executable, "-m", "ziglang", "cc")
+        return Compiler(command, _version(command))
+    wanted = preferred or "cc, gcc, clang or the ziglang package"
+    raise BuildError(f"no C compiler: looked for {wanted}. Install one, e.g. `python -m pip install ziglang`")
+
+
+def _version(command: tuple[str, ...]) -> str:
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise BuildError(f"{' '.join(command)} --version failed: {result.stderr.strip()}")
+    return result.stdout
