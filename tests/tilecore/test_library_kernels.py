@@ -1,0 +1,180 @@
+"""The three kernels against the definition of their specs: layouts, odd sizes, blocks, masks, NaN and inf."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tile_specs import MASKS, AttentionForm, Case, attention_case, contraction_case, row_case
+
+from tilecore.contract.evaluate import evaluate
+from tilecore.interpret import interpret
+from tilecore.ir import For, Program, statements
+from tilecore.library import kernel_for
+from tilecore.library.attention import attention
+from tilecore.trace import trace
+
+TOLERANCE = 1e-6  # of the kernels' f32 constants (log2 e); everything else is float64
+
+
+def traced(case: Case, extents: Mapping[str, int] | None) -> Program:
+    kernel, operands = kernel_for(case.spec)
+    return trace(kernel, inputs=case.spec.inputs, operands=operands, extents=extents)
+
+
+def compare(case: Case, **extents: int) -> None:
+    got = interpret(traced(case, extents), case.arrays)
+    want = evaluate(case.spec, case.arrays)
+    assert list(got) == list(want)
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True, err_msg=name)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("block_m", "block_n"), [(3, 2), (4, 8), (16, 5)])
+def test_attention_with_each_mask(mask: str, block_m: int, block_n: int) -> None:
+    form = AttentionForm(mask=mask, queries=7, keys=11)
+    compare(attention_case(form, np.random.default_rng(1)), block_m=block_m, block_n=block_n)
+
+
+@pytest.mark.parametrize("poison", ["query-nan", "query-inf", "query-minus", "key-nan", "key-inf", "key-minus"])
+@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
+@pytest.mark.parametrize("guard", [False, True])
+def test_attention_carries_nan_and_inf_as_softmax_does(poison: str, mask: str, guard: bool) -> None:
+    form = AttentionForm(mask=mask, poison=poison, guard=guard)
+    compare(attention_case(form, np.random.default_rng(2)), block_m=4, block_n=3)
+
+
+@pytest.mark.parametrize("poison", ["value-nan", "value-inf"])
+def test_attention_carries_nan_and_inf_of_values(poison: str) -> None:
+    compare(attention_case(AttentionForm(poison=poison), np.random.default_rng(3)), block_m=4, block_n=3)
+
+
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("logit", [0.5, np.inf, -np.inf, np.nan])
+def test_rows_without_any_weight(guard: bool, sink: bool, logit: float) -> None:
+    case = attention_case(AttentionForm(mask="padding", guard=guard, sink=sink), np.random.default_rng(4))
+    assert np.isneginf(case.arrays["mask"][0]).all()
+    if sink:
+        case.arrays["logit"][0] = logit
+    compare(case, block_m=4, block_n=3)
+
+
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("sink", [False, True])
+def test_attention_over_no_keys_is_zero(guard: bool, sink: bool) -> None:
+    case = attention_case(AttentionForm(keys=0, guard=guard, sink=sink), np.random.default_rng(5))
+    compare(case, block_m=4, block_n=3)
+    assert not interpret(traced(case, {"block_m": 4, "block_n": 3}), case.arrays)["out"].any()
+
+
+@pytest.mark.parametrize("form", [AttentionForm(queries=0), AttentionForm(batch=0)])
+def test_attention_of_nothing(form: AttentionForm) -> None:
+    compare(attention_case(form, np.random.default_rng(6)), block_m=4, block_n=3)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    form=st.builds(
+        AttentionForm,
+        batch=st.integers(1, 2),
+        heads=st.sampled_from([2, 4]),
+        groups=st.sampled_from([1, 2]),
+        queries=st.integers(1, 9),
+        keys=st.integers(1, 12),
+        depth=st.sampled_from([2, 4]),
+        mask=st.sampled_from(MASKS),
+        rope=st.booleans(),
+        softcap=st.booleans(),
+        sink=st.booleans(),
+        guard=st.booleans(),
+        two_outputs=st.booleans(),
+    ),
+    block_m=st.integers(1, 8),
+    block_n=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_any_attention(form: AttentionForm, block_m: int, block_n: int, seed: int) -> None:
+    compare(attention_case(form, np.random.default_rng(seed)), block_m=block_m, block_n=block_n)
+
+
+def key_loop(program: Program) -> For:
+    return next(stmt for stmt in statements(program.body) if isinstance(stmt, For))
+
+
+@pytest.mark.parametrize(
+    ("mask", "start", "stop"),
+    [
+        ("none", "0", "(((K + -1) // block_n) + 1)"),
+        ("causal", "0", "(((min(K, ((block_m * m) + block_m)) + -1) // block_n) + 1)"),
+        ("rows", "0", "(((K + -1) // block_n) + 1)"),
+        ("select", "0", "(((K + -1) // block_n) + 1)"),
+    ],
+)
+def test_key_loop_is_clipped_by_index_predicates_alone(mask: str, start: str, stop: str) -> None:
+    loop = key_loop(traced(attention_case(AttentionForm(mask=mask), np.random.default_rng(0)), None))
+    assert str(loop.start) == start
+    assert str(loop.var.extent) == stop
+
+
+def test_a_window_clips_the_key_loop_at_both_ends() -> None:
+    loop = key_loop(traced(attention_case(AttentionForm(mask="window"), np.random.default_rng(0)), None))
+    assert str(loop.start) == "(max(0, ((block_m * m) + -2)) // block_n)"
+    assert str(loop.var.extent) == "(((min(K, ((block_m * m) + block_m)) + -1) // block_n) + 1)"
+
+
+def test_a_bias_after_the_causal_select_stops_the_clipping() -> None:
+    """−inf plus a bias that could be NaN or +inf is not −inf: every key counts."""
+    loop = key_loop(traced(attention_case(AttentionForm(mask="both"), np.random.default_rng(0)), None))
+    assert str(loop.var.extent) == "(((K + -1) // block_n) + 1)"
+
+
+def test_the_attention_kernel_is_short() -> None:
+    text = Path(attention.__code__.co_filename).read_text()
+    assert len(text[text.index("def attention") :].splitlines()) < 70
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("sizes", [(1, 5, 3), (9, 7, 11), (4, 16, 8)])
+def test_matmul(seed: int, sizes: tuple[int, int, int]) -> None:
+    rows, columns, depth = sizes
+    case = contraction_case(seed, rows=rows, columns=columns, depth=depth, batch=1 + seed % 2)
+    compare(case, block_m=1 + seed % 5, block_n=3 + seed % 4, block_k=1 + seed % 7)
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_matmul_over_no_depth(rows: int) -> None:
+    compare(contraction_case(1, rows=rows, columns=3, depth=0), block_m=4, block_n=4, block_k=4)
+
+
+def test_matmul_carries_nan_and_inf() -> None:
+    case = contraction_case(1, rows=5, columns=6, depth=7)
+    case.arrays["a"][1, 0, 2] = np.nan
+    case.arrays["a"][3, 0, 2] = np.inf
+    compare(case, block_m=2, block_n=4, block_k=3)
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "softmax", "pointwise", "reductions", "index"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 5), (4, 16), (0, 3), (3, 0)])
+def test_row(kind: str, dynamic: bool, rows: int, columns: int) -> None:
+    compare(row_case(kind, rows=rows, columns=columns, dynamic=dynamic), block_m=3)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_row_carries_nan_and_inf(value: float) -> None:
+    case = row_case("softmax", rows=4, columns=5, dynamic=True)
+    case.arrays["x"][1, 2] = value
+    compare(case, block_m=3)
+
+
+def test_narrow_types_round_as_the_program_says() -> None:
+    case = contraction_case(0, rows=5, columns=6, depth=7)
+    got = interpret(traced(case, {"block_m": 4, "block_n": 4, "block_k": 4}), case.arrays, wide=False)
+    assert got["c"].dtype == np.float32
+    assert got["t"].dtype == np.float16
+    want = evaluate(case.spec, case.arrays)
+    np.testing.assert_allclose(got["t"].astype(np.float64), want["t"], rtol=2**-10, atol=2**-10)
