@@ -22,10 +22,10 @@ from runtime.server.external_data import external_locations
 from runtime.server.model import Model, ModelError, describe
 from runtime.server.ort_errors import LOAD_ERRORS
 from runtime.server.settings import MODEL_FILE, Latest, Settings, SettingsError, Specific, VersionPolicy, read_settings
+from runtime.session import DOMAIN
 
 LOG = logging.getLogger("tilefuse.server")
 
-FUSED_DOMAIN = "tilefuse"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -241,7 +241,7 @@ def _inspect(path: Path, root: Path) -> _Files:
         if not external.is_relative_to(file.parent):
             raise ModelError(f"{path} has external data at {location!r}, which is outside its folder")
         externals.append(external)
-    return _Files(file, tuple(externals), any(opset.domain == FUSED_DOMAIN for opset in model.opset_import))
+    return _Files(file, tuple(externals), any(opset.domain == DOMAIN for opset in model.opset_import))
 
 
 def _optimized(files: _Files, loader: Loader) -> Path:

@@ -16,7 +16,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,24 +110,22 @@ class RunningServer:
         """
         self._service.ready.clear()
         self._health.enter_graceful_shutdown()
-        stopped = self._server.stop(self.options.drain_seconds)
+        # The limit is ours to keep: when gRPC's own grace ends, it cancels calls, and none would be left to count.
+        self._server.stop(self.options.drain_seconds + 60)
         deadline = time.monotonic() + self.options.drain_seconds
-        while self._busy() and not stopped.is_set() and time.monotonic() < deadline:
-            stopped.wait(0.02)
-        lost = self._service.active
+        while self._busy() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        lost = self._busy()
         self._server.stop(0).wait(1.0)
-        self._pool.shutdown(wait=lost == 0)
-        return lost == 0
+        self._pool.shutdown(wait=not lost)
+        return not lost
 
     def _busy(self) -> bool:
         return self._pool.pending > 0 or self._service.active > 0
 
 
-def serve(root: Path, loader: Loader, *, options: ServerOptions, announce: Callable[[str], None] | None = None) -> bool:
+def serve(root: Path, loader: Loader, *, options: ServerOptions) -> bool:
     """Serve `root` until SIGTERM or SIGINT. True when the shutdown answered every call that was accepted.
-
-    Args:
-        announce: called with `HOST:PORT` once all models are ready.
 
     Raises:
         ListenError: the address is taken or no address.
@@ -145,8 +143,6 @@ def serve(root: Path, loader: Loader, *, options: ServerOptions, announce: Calla
             if isinstance(error, RepositoryError):
                 raise
             return True
-        if announce is not None:
-            announce(f"{options.host}:{server.port}")
         signals.stop.wait()
         LOG.info("stopping: answering the calls in flight, for at most %g s", options.drain_seconds)
         return server.drain()

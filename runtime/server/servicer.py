@@ -58,6 +58,7 @@ class InferenceService:
         self.ready = threading.Event()
         self._repository = repository
         self._byte_limit = byte_limit
+        self._version = _installed_version()
         self._lock = threading.Lock()
         self._active = 0
 
@@ -85,9 +86,7 @@ class InferenceService:
 
     def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         """Name, version, and the extensions that work."""
-        return pb.ServerMetadataResponse(
-            name=SERVER_NAME, version=metadata.version("tilefuse"), extensions=list(EXTENSIONS)
-        )
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._version, extensions=list(EXTENSIONS))
 
     def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         """Inputs and outputs of a model."""
@@ -165,6 +164,13 @@ def _answer(context: Context, work: Callable[[], Response]) -> Response:
             status, reason = grpc.StatusCode.INTERNAL, "internal error, the server's log has the details"
     context.abort(status, reason)
     raise AssertionError("ServicerContext.abort always raises")
+
+
+def _installed_version() -> str:
+    try:
+        return metadata.version("tilefuse")
+    except metadata.PackageNotFoundError:
+        return "not installed"  # it runs from a checkout
 
 
 def _tensor_metadata(tensor: Tensor) -> pb.ModelMetadataResponse.TensorMetadata:

@@ -1,0 +1,219 @@
+"""The commands: arguments in, one call each, a table or JSON on stdout out.
+
+Invariant: stdout carries only the result, so that `--json` can be piped; progress and errors go to stderr. The exit
+status is 0 on success, 1 when the answer is no (a bad model, a failed verdict, a refused request), 2 on wrong usage.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import onnx
+import typer
+from google.protobuf.message import DecodeError
+from rich.console import Console
+
+from runtime import inputs as model_inputs
+from runtime.bench import bench
+from runtime.cli.tables import print_bench, print_outputs, print_report, print_verdict
+from runtime.client import Client, random_inputs
+from runtime.compile import explain, optimize
+from runtime.demo import demo
+from runtime.options import Options, OptionsError
+from runtime.server.loading import make_loader
+from runtime.server.serve import ServerOptions, serve
+from runtime.verify import verify
+from runtime.wire import datatype_of
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+app = typer.Typer(
+    name="tilefuse",
+    help="Fuse ONNX models with a tile compiler; run them in stock ONNX Runtime and over gRPC.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class CommandError(Exception):
+    """A file that a command was given cannot be used; the message says which and why."""
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of a table.")]
+Inputs = Annotated[Path | None, typer.Option("--inputs", metavar="FILE.npz", help="Inputs by name; else generated.")]
+MODEL = "IN.onnx"
+
+
+@app.command("optimize")
+def optimize_command(
+    model: Annotated[Path, typer.Argument(metavar=MODEL, help="The model to fuse.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="Written with OUT.so beside it.")],
+    check: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with the original first.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Fuse a model and write it with its library of kernels beside it."""
+    _read_model(model)
+    with Console(stderr=True).status("optimising") as status:
+        report = optimize(
+            model, output, options=Options.from_environment(), progress=lambda stage: status.update(stage), verify=check
+        )
+    if as_json:
+        _print_json(report.to_json())
+    else:
+        print_report(Console(), report)
+
+
+@app.command("explain")
+def explain_command(
+    model: Annotated[Path, typer.Argument(metavar=MODEL, help="The model to look at.")], as_json: Json = False
+) -> None:
+    """Say what would be fused, what not, and why, without writing anything."""
+    _read_model(model)
+    report = explain(model, options=Options.from_environment())
+    if as_json:
+        _print_json(report.to_json())
+    else:
+        print_report(Console(), report)
+
+
+@app.command("verify")
+def verify_command(
+    original: Annotated[Path, typer.Argument(metavar="ORIGINAL.onnx")],
+    fused: Annotated[Path, typer.Argument(metavar="FUSED.onnx")],
+    inputs: Inputs = None,
+    as_json: Json = False,
+) -> None:
+    """Run both models on the same inputs and compare every output."""
+    feeds = _read_inputs(inputs, _read_model(original))
+    _read_model(fused)
+    with Console(stderr=True).status("comparing"):
+        verdict = verify(original, fused, inputs=feeds)
+    if as_json:
+        _print_json(verdict.to_json())
+    else:
+        print_verdict(Console(), verdict)
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+@app.command("bench")
+def bench_command(
+    fused: Annotated[Path, typer.Argument(metavar="FUSED.onnx")],
+    original: Annotated[Path, typer.Option("--against", metavar="ORIGINAL.onnx", help="The model to compare with.")],
+    inputs: Inputs = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of both sessions.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Time both models, one run of each in turn, and print medians and their ratio."""
+    feeds = _read_inputs(inputs, _read_model(original))
+    _read_model(fused)
+    threads = threads if threads is not None else Options.from_environment().threads
+    with Console(stderr=True).status("measuring"):
+        result = bench(fused, original, inputs=feeds, threads=threads, seconds=seconds)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        print_bench(Console(), result)
+
+
+@app.command("serve")
+def serve_command(
+    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A folder of NAME/VERSION/model.onnx.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")] = 8001,
+    workers: Annotated[int, typer.Option(min=1, help="Calls that are worked on at the same time.")] = 16,
+    message_mib: Annotated[int, typer.Option(min=1, max=2047, help="Largest request or response in MiB.")] = 128,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="How long a shutdown waits for calls in flight.")] = 30.0,
+) -> None:
+    """Serve a repository of models over gRPC until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    options = ServerOptions(
+        host=host, port=port, workers=workers, message_bytes=message_mib * 2**20, drain_seconds=drain_seconds
+    )
+    if not serve(repository, make_loader(Options.from_environment()), options=options):
+        print(f"error: calls in flight took longer than {drain_seconds:g} s and were lost", file=sys.stderr, flush=True)
+        os._exit(1)  # their threads may never end, and an ordinary exit would wait for them
+
+
+@app.command("infer")
+def infer_command(
+    url: Annotated[str, typer.Argument(metavar="URL", help="HOST:PORT of the server.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    inputs: Inputs = None,
+    as_json: Json = False,
+) -> None:
+    """Send one request to a server; inputs are made up from the model's metadata when none are given."""
+    with Client(url) as client:
+        feeds = _read_archive(inputs) if inputs is not None else random_inputs(client.metadata(model))
+        outputs = client.infer(model, feeds)
+    if as_json:
+        tensors = {
+            name: {"datatype": datatype_of(array).wire, "shape": list(array.shape), "data": array.tolist()}
+            for name, array in outputs.items()
+        }
+        _print_json({"model": model, "outputs": tensors})
+    else:
+        print_outputs(Console(), outputs)
+
+
+@app.command("demo")
+def demo_command() -> None:
+    """Fuse, verify, time, serve and query a sentence encoder."""
+    demo(Console(), Options.from_environment())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command, of this process when no arguments are given; exits with its status."""
+    try:
+        debug = Options.from_environment().debug
+    except OptionsError as error:
+        _fail(error)
+    try:
+        app(args=arguments, prog_name="tilefuse")
+    except Exception as error:
+        if debug:
+            raise
+        _fail(error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    text = " ".join(str(error).split()) or f"{type(error).__name__}; set TILEFUSE_DEBUG=1 to see where"
+    print(f"error: {text}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value))
+
+
+def _read_model(path: Path) -> onnx.ModelProto:
+    """The model at `path`, its external data left where they are."""
+    if not path.is_file():
+        raise CommandError(f"{path}: no such file")
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except DecodeError as error:
+        raise CommandError(f"{path}: not an ONNX model") from error
+    if not model.HasField("graph"):
+        raise CommandError(f"{path}: not an ONNX model, it has no graph")
+    return model
+
+
+def _read_inputs(path: Path | None, model: onnx.ModelProto) -> Arrays | None:
+    """The archive's arrays, checked against the model; None without an archive."""
+    return None if path is None else model_inputs.load(path, model)
+
+
+def _read_archive(path: Path) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{path}: not a readable .npz file ({error})") from error

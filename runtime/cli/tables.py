@@ -1,0 +1,73 @@
+"""Results as tables for people. In: a result. Out: what is printed to the console. JSON is printed elsewhere."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from runtime.bench import BenchResult
+from runtime.report import Report
+from runtime.verify import Verdict
+
+
+def print_report(console: Console, report: Report) -> None:
+    """What was fused, what was not and why."""
+    if report.regions:
+        table = Table(title="fused regions", title_justify="left")
+        for heading in ("kind", "label", "nodes", "op"):
+            table.add_column(heading, overflow="fold")
+        for region in report.regions:
+            table.add_row(region.kind, region.label, str(len(region.nodes)), region.op)
+        console.print(table)
+    if report.misses:
+        table = Table(title="not fused", title_justify="left")
+        for heading in ("kind", "node", "reason"):
+            table.add_column(heading, overflow="fold")
+        for miss in report.misses:
+            table.add_row(miss.kind, miss.node, miss.reason)
+        console.print(table)
+    console.print(f"{report.nodes_before} nodes became {report.nodes_after} in {report.seconds:.1f} s")
+    if report.output:
+        console.print(f"wrote {report.output} and {report.library}", soft_wrap=True)
+
+
+def print_verdict(console: Console, verdict: Verdict) -> None:
+    """The errors of every output."""
+    table = Table()
+    for heading in ("output", "largest absolute error", "largest relative error"):
+        table.add_column(heading, overflow="fold")
+    for output in verdict.outputs:
+        table.add_row(output.name, f"{output.max_abs:.3g}", f"{output.max_rel:.3g}")
+    console.print(table)
+    if verdict.ok:
+        console.print("ok")
+        return
+    console.print(f"the models differ: {verdict.mismatch}", soft_wrap=True, markup=False)
+    for region in verdict.regions:
+        console.print(f"wrong: {region.node} ({region.op})", soft_wrap=True, markup=False)
+
+
+def print_bench(console: Console, result: BenchResult) -> None:
+    """Medians and their ratio."""
+    table = Table()
+    for heading in ("model", "median", "fastest", "runs"):
+        table.add_column(heading)
+    for name, timing in (("fused", result.fused), ("original", result.original)):
+        table.add_row(name, f"{timing.median_ms:.3f} ms", f"{timing.min_ms:.3f} ms", str(timing.runs))
+    console.print(table)
+    shapes = ", ".join(f"{name} {list(shape)}" for name, shape in result.shapes.items())
+    console.print(f"the fused model is {result.ratio:.2f} times as fast as the original ({shapes})", markup=False)
+
+
+def print_outputs(console: Console, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Names, types, shapes and the first values."""
+    table = Table()
+    for heading in ("output", "type", "shape", "first values"):
+        table.add_column(heading, overflow="fold")
+    for name, array in outputs.items():
+        first = ", ".join(str(value) for value in array.ravel()[:4])
+        more = ", …" if array.size > 4 else ""
+        table.add_row(name, str(array.dtype), str(list(array.shape)), first + more)
+    console.print(table)

@@ -1,0 +1,251 @@
+"""Arguments, output and exit status of the commands; what they call is replaced where it would compile or measure."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from runtime.bench import BenchResult, Timing
+from runtime.cli import app, main
+from runtime.compare import OutputError
+from runtime.report import Miss, RegionReport, Report
+from runtime.verify import RegionError, Verdict
+
+Run = Callable[..., "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def call(*arguments: object) -> Outcome:
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(exit_.value.code if isinstance(exit_.value.code, int) else 0, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", value[:1], value[1:])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+class Recorder:
+    """Stands for a function: keeps the arguments of its last call and answers with a fixed result."""
+
+    def __init__(self, result: object) -> None:
+        self.result = result
+        self.arguments: tuple[Any, ...] = ()
+        self.named: dict[str, Any] = {}
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.arguments, self.named = arguments, named
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.fixture
+def replace(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, object], Recorder]:
+    def install(name: str, result: object) -> Recorder:
+        recorder = Recorder(result)
+        monkeypatch.setattr(app, name, recorder)
+        return recorder
+
+    return install
+
+
+REPORT = Report(
+    input="in.onnx",
+    output="out.onnx",
+    library="out.so",
+    nodes_before=40,
+    nodes_after=5,
+    regions=(
+        RegionReport(
+            kind="attention",
+            label="layer 0",
+            nodes=("MatMul_1", "Softmax_2"),
+            inputs=("q", "k"),
+            outputs=("o",),
+            op="FusedAttention_12345678",
+            kernel="attention_12345678",
+        ),
+    ),
+    misses=(Miss(kind="row", node="Cumsum_9", reason="CumSum is not a reduction"),),
+    seconds=1.5,
+)
+KEYS = ["input", "output", "library", "nodes_before", "nodes_after", "regions", "misses", "seconds"]
+GOOD = Verdict(True, (OutputError("y", 1e-7, 2e-7, 1e-5, None),), ("n=17",))
+WRONG = OutputError("y", 0.5, 0.25, 1e-5, "element 3 is 0.5 off")
+BAD = Verdict(False, (WRONG,), ("n=17",), "output 'y' at n=17: off", (RegionError("node_1", "FusedRow_1", (WRONG,)),))
+TIMES = BenchResult(Timing(1.0, 0.9, 50), Timing(2.0, 1.9, 40), 2, {"x": (1, 128)})
+
+
+def test_optimize_passes_its_arguments_and_prints_json(run: Run, replace: Any, model: Path, tmp_path: Path) -> None:
+    called = replace("optimize", REPORT)
+    outcome = run("optimize", model, "-o", tmp_path / "out.onnx", "--json")
+    assert outcome.status == 0
+    assert called.arguments == (model, tmp_path / "out.onnx")
+    assert called.named["verify"] is True
+    answer = json.loads(outcome.out)
+    assert sorted(answer) == sorted(KEYS)
+    assert answer["regions"][0]["op"] == "FusedAttention_12345678"
+    assert answer["misses"][0] == {"kind": "row", "node": "Cumsum_9", "reason": "CumSum is not a reduction"}
+
+
+def test_optimize_can_skip_the_check_and_prints_a_table(run: Run, replace: Any, model: Path) -> None:
+    called = replace("optimize", REPORT)
+    outcome = run("optimize", model, "-o", "out.onnx", "--no-verify")
+    assert outcome.status == 0
+    assert called.named["verify"] is False
+    for text in ("attention", "layer 0", "FusedAttention_12345678", "CumSum is not a reduction", "40 nodes became 5"):
+        assert text in outcome.out
+
+
+def test_explain_writes_nothing(run: Run, replace: Any, model: Path) -> None:
+    replace("explain", REPORT)
+    outcome = run("explain", model, "--json")
+    assert outcome.status == 0
+    assert json.loads(outcome.out)["nodes_before"] == 40
+    assert "not fused" in run("explain", model).out
+    assert sorted(path.name for path in model.parent.iterdir()) == ["model.onnx"]
+
+
+@pytest.mark.parametrize(("verdict", "status"), [(GOOD, 0), (BAD, 1)])
+def test_verify_exits_by_its_verdict(run: Run, replace: Any, model: Path, verdict: Verdict, status: int) -> None:
+    called = replace("verify", verdict)
+    outcome = run("verify", model, model, "--json")
+    assert outcome.status == status
+    answer = json.loads(outcome.out)
+    assert answer["ok"] is verdict.ok
+    assert answer["outputs"][0]["name"] == "y"
+    assert called.named["inputs"] is None
+    table = run("verify", model, model)
+    assert table.status == status
+    assert ("FusedRow_1" in table.out) is not verdict.ok
+
+
+def test_verify_reads_inputs(run: Run, replace: Any, model: Path, tmp_path: Path) -> None:
+    called = replace("verify", GOOD)
+    np.savez(tmp_path / "inputs.npz", x=np.arange(3, dtype=np.float32))
+    assert run("verify", model, model, "--inputs", tmp_path / "inputs.npz").status == 0
+    assert called.named["inputs"]["x"].tolist() == [0, 1, 2]
+    np.savez(tmp_path / "inputs.npz", z=np.arange(3, dtype=np.float32))
+    outcome = run("verify", model, model, "--inputs", tmp_path / "inputs.npz")
+    assert outcome.status == 1
+    assert "missing x; unknown z" in outcome.err
+
+
+def test_bench_passes_its_arguments(run: Run, replace: Any, model: Path) -> None:
+    called = replace("bench", TIMES)
+    outcome = run("bench", model, "--against", model, "--threads", 2, "--seconds", 0.5, "--json")
+    assert outcome.status == 0
+    assert called.arguments == (model, model)
+    assert called.named == {"inputs": None, "threads": 2, "seconds": 0.5}
+    assert json.loads(outcome.out)["ratio"] == 2.0
+    assert "2.00 times as fast" in run("bench", model, "--against", model).out
+
+
+def test_a_missing_or_broken_model_is_one_line(run: Run, tmp_path: Path, model: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"\xff" * 50)
+    empty = tmp_path / "empty.onnx"
+    empty.write_bytes(b"")
+    for path, reason in ((tmp_path / "none.onnx", "no such file"), (broken, "not an ONNX model"), (empty, "no graph")):
+        for command in (
+            ("optimize", path, "-o", tmp_path / "out.onnx"),
+            ("explain", path, "--json"),
+            ("verify", path, model),
+            ("verify", model, path),
+            ("bench", path, "--against", model),
+        ):
+            outcome = run(*command)
+            assert outcome.status == 1, command
+            assert outcome.out == ""
+            lines = outcome.err.splitlines()
+            assert lines[-1].startswith(f"error: {path}: ")
+            assert reason in lines[-1]
+            assert not (tmp_path / "out.onnx").exists()
+
+
+def test_an_error_is_one_line_and_debug_shows_where(
+    run: Run, replace: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace("explain", ValueError("the first line\n  and the second"))
+    outcome = run("explain", model)
+    assert (outcome.status, outcome.err) == (1, "error: the first line and the second\n")
+    monkeypatch.setenv("TILEFUSE_DEBUG", "1")
+    with pytest.raises(ValueError, match="the first line"):
+        main(["explain", str(model)])
+    monkeypatch.setenv("TILEFUSE_DEBUG", "yes")
+    outcome = run("explain", model)
+    assert outcome.status == 1
+    assert "TILEFUSE_DEBUG is 'yes'" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("frobnicate",),
+        ("optimize",),
+        ("optimize", "in.onnx"),
+        ("optimize", "in.onnx", "-o", "out.onnx", "--what"),
+        ("verify", "a.onnx"),
+        ("bench", "a.onnx"),
+        ("bench", "a.onnx", "--against", "b.onnx", "--threads", "0"),
+        ("bench", "a.onnx", "--against", "b.onnx", "--threads", "two"),
+        ("serve",),
+        ("serve", "models", "--port", "70000"),
+        ("infer", "localhost:8001"),
+    ],
+)
+def test_wrong_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
+    outcome = run(*arguments)
+    assert outcome.status == 2
+    assert outcome.out == ""
+    assert "Usage: tilefuse" in outcome.err
+
+
+def test_every_command_has_help(run: Run) -> None:
+    outcome = run("--help")
+    assert outcome.status == 0
+    for command in ("optimize", "explain", "verify", "bench", "serve", "infer", "demo"):
+        assert command in outcome.out
+        assert run(command, "--help").status == 0
+
+
+def test_infer_without_a_server_is_one_line(run: Run) -> None:
+    outcome = run("infer", "127.0.0.1:1", "model")
+    assert outcome.status == 1
+    assert outcome.err.startswith("error: no server answers at 127.0.0.1:1")
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_the_module_is_the_command() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "runtime.cli", "explain", "nowhere.onnx"], capture_output=True, text=True, check=False
+    )
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert finished.stderr == "error: nowhere.onnx: no such file\n"

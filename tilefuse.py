@@ -1,0 +1,61 @@
+"""TileFuse in one screen: fuse an ONNX model, check it, run it, serve it.
+
+tilefuse.optimize("model.onnx", "fused.onnx")      # writes fused.onnx and fused.so
+session = tilefuse.load("fused.onnx")              # an onnxruntime.InferenceSession
+tilefuse.serve("repository")                       # gRPC, until SIGTERM
+tilefuse.connect("localhost:8001").infer("model", {"x": array})
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from onnxruntime import InferenceSession
+from runtime.report import Report
+
+from runtime import compile as compiler
+from runtime import session
+from runtime import verify as verifier
+from runtime.client import Client
+from runtime.options import Options
+from runtime.server.loading import make_loader
+from runtime.server.serve import ServerOptions
+from runtime.server.serve import serve as run_server
+from runtime.verify import Verdict
+
+__all__ = ["Client", "Report", "Verdict", "connect", "explain", "load", "optimize", "serve", "verify"]
+
+
+def optimize(model: str | Path, output: str | Path, *, verify: bool = True) -> Report:
+    """Fuse `model`, write it to `output` with its library beside it, and say what was fused and what was not.
+
+    With `verify`, the fused model is compared with the original first, and nothing is written when they differ.
+    """
+    return compiler.optimize(
+        Path(model), Path(output), options=Options.from_environment(), progress=lambda stage: None, verify=verify
+    )
+
+
+def explain(model: str | Path) -> Report:
+    """Say what `optimize` would do, without writing anything."""
+    return compiler.explain(Path(model), options=Options.from_environment())
+
+
+def verify(original: str | Path, fused: str | Path, *, inputs: Mapping[str, np.ndarray] | None = None) -> Verdict:
+    """Compare every output of the two models, on `inputs` or on generated ones."""
+    return verifier.verify(Path(original), Path(fused), inputs=inputs)
+
+
+def load(path: str | Path, *, provider: bool = False, threads: int | None = None) -> InferenceSession:
+    """Open a fused model; with `provider`, through the plugin execution provider instead of custom ops."""
+    return session.load(path, provider=provider, threads=threads)
+
+
+def serve(repository: str | Path, *, host: str = "127.0.0.1", port: int = 8001) -> None:
+    """Serve a folder of `NAME/VERSION/model.onnx` over gRPC until SIGTERM or SIGINT; main thread only."""
+    run_server(Path(repository), make_loader(Options.from_environment()), options=ServerOptions(host=host, port=port))
+
+
+def connect(url: str, *, timeout: float = 60.0) -> Client:
+    """A client for the server at `url`, HOST:PORT."""
+    return Client(url, timeout=timeout)
