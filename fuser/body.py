@@ -1,0 +1,198 @@
+"""Function bodies: what a fused node computes, in standard ONNX operators.
+
+Comes in: a region, what is known of shapes, and how its weights are packed. Goes out: a model-local function of domain
+`tilefuse`. Its inputs and outputs are the region's; packed weights are unpacked first; shape arithmetic is rebuilt from
+the dims of the inputs. Names are canonical: regions that compute the same thing the same way have equal functions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from fuser.dims import ONE
+from fuser.packing import Packing
+from fuser.region import Region
+from fuser.shape_call import Content
+from fuser.shapes import Shapes
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Op
+from tilecore.contract.panel import PANEL
+
+DOMAIN = "tilefuse"
+COPY_LIMIT = 64 * 1024  # bytes of a constant that a body may hold; larger ones are inputs of the region
+OPERATORS: Mapping[str, str] = {
+    "add": "Add", "mul": "Mul", "sub": "Sub", "floordiv": "Div", "mod": "Mod", "min": "Min", "max": "Max", "eq": "Equal",
+    "lt": "Less", "le": "LessOrEqual", "and": "And", "or": "Or", "not": "Not", "select": "Where",
+}  # fmt: skip
+
+
+class RewriteError(RuntimeError):
+    """A region that cannot become one node; a fault of this library. The message names the region and the value."""
+
+
+def function_of(
+    region: Region, name: str, *, packings: Mapping[int, Packing], shapes: Shapes, opsets: Mapping[str, int]
+) -> ir.Function:
+    """The region's nodes as a function called `name`. `packings` are per input index. RewriteError as described there."""
+    body = _Body(region, shapes, opsets.get("", 1))
+    inputs = [body.parameter(value, index) for index, value in enumerate(region.inputs)]
+    for index, packing in packings.items():
+        body.unpack(region.inputs[index], packing)
+    for node in region.nodes:
+        body.copy(node)
+    outputs: list[ir.Value] = []
+    for index, value in enumerate(region.outputs):
+        result = body.values.get(value)
+        if result is None or result.producer() is None:
+            raise RewriteError(f"{region.label}: no node of the region computes its output {value.name!r}")
+        result.name = f"output_{index}"
+        outputs.append(result)
+    used = {node.domain for node in body.nodes}
+    imports = {domain: version for domain, version in opsets.items() if domain in used or domain == ""}
+    graph = ir.Graph(inputs, outputs, nodes=body.nodes, opset_imports=imports, name=name)
+    return ir.Function(DOMAIN, name, graph=graph, attributes=())
+
+
+@dataclass(slots=True)
+class _Body:
+    """A body that is being written. `values` maps the region's values to the body's."""
+
+    region: Region
+    shapes: Shapes
+    opset: int
+    nodes: list[ir.Node] = field(default_factory=list[ir.Node])
+    values: dict[ir.Value, ir.Value] = field(default_factory=dict[ir.Value, ir.Value])
+    constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = field(
+        default_factory=dict[tuple[str, tuple[int, ...], bytes], ir.Value]
+    )
+    dims: dict[Expr, ir.Value] = field(default_factory=dict[Expr, ir.Value])
+    count: int = 0
+
+    def parameter(self, value: ir.Value, index: int) -> ir.Value:
+        """Input `index` of the function, standing for `value`."""
+        parameter = ir.Value(name=f"input_{index}")
+        self.values[value] = parameter
+        return parameter
+
+    def emit(
+        self, op_type: str, *inputs: ir.Value | None, **attributes: int | Sequence[int] | ir.TensorProtocol
+    ) -> ir.Value:
+        """A node with one output."""
+        given = [ir.convenience.convert_attribute(name, value) for name, value in attributes.items()]
+        return self._append("", op_type, inputs, given, 1)[0]
+
+    def _append(
+        self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], attributes: Sequence[ir.Attr], count: int
+    ) -> Sequence[ir.Value]:
+        number = len(self.nodes)
+        outputs = [ir.Value(name=f"value_{self.count + index}") for index in range(count)]
+        self.count += count
+        self.nodes.append(ir.Node(domain, op_type, inputs, attributes, outputs=outputs, name=f"{op_type}_{number}"))
+        return outputs
+
+    def constant(self, array: np.ndarray, tensor: ir.TensorProtocol | None = None) -> ir.Value:
+        """A Constant node; equal ones are shared."""
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key not in self.constants:
+            given = ir.Tensor(array, name="") if tensor is None else ir.Tensor(array, dtype=tensor.dtype, name="")
+            self.constants[key] = self.emit("Constant", value=given)
+        return self.constants[key]
+
+    def ints(self, *values: int) -> ir.Value:
+        """A constant int64 vector."""
+        return self.constant(np.array(values, np.int64))
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def unpack(self, value: ir.Value, packing: Packing) -> None:
+        """Panels → matrix → the tensor that the region's nodes read."""
+        columns = packing.panels[0] * PANEL
+        result = self.emit("Transpose", self.values[value], perm=[1, 0, 2])
+        if columns != packing.columns:
+            result = self.emit("Reshape", result, self.ints(packing.rows, columns))
+            result = self._first_columns(result, packing.columns)
+        sizes = tuple(packing.digits)
+        result = self.emit("Reshape", result, self.ints(*sizes))
+        if packing.order != tuple(range(len(packing.order))):
+            result = self.emit("Transpose", result, perm=list(packing.order))
+        if tuple(sizes[position] for position in packing.order) != packing.shape:
+            result = self.emit("Reshape", result, self.ints(*packing.shape))
+        self.values[value] = result
+
+    def _first_columns(self, value: ir.Value, columns: int) -> ir.Value:
+        if self.opset < 10:
+            return self.emit("Slice", value, starts=[0], ends=[columns], axes=[1])
+        return self.emit("Slice", value, self.ints(0), self.ints(columns), self.ints(1))
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
+    def copy(self, node: ir.Node) -> None:
+        """One node of the region."""
+        attributes = [ir.Attr(a.name, a.type, a.value) for a in node.attributes.values()]
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attributes):
+            raise RewriteError(f"{self.region.label}: node {node.name!r} ({node.op_type}) has a subgraph")
+        inputs = [None if value is None else self.read(value, node) for value in node.inputs]
+        outputs = self._append(node.domain, node.op_type, inputs, attributes, len(node.outputs))
+        for old, new in zip(node.outputs, outputs, strict=True):
+            if not old.name:
+                new.name = ""
+            self.values[old] = new
+
+    def read(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        """A value that a node of the region reads: an input, an inner value, a constant, or arithmetic on dims."""
+        if value not in self.values:
+            tensor = value.const_value
+            content = self.shapes.content(value)
+            if tensor is not None and not value.is_graph_input() and tensor.nbytes <= COPY_LIMIT:
+                self.values[value] = self.constant(tensor.numpy(), tensor)
+            elif content is not None and self.shapes.dtype(value) is not None:
+                self.values[value] = self.content(content, self.shapes.dtype(value))
+            else:
+                raise RewriteError(
+                    f"{self.region.label}: node {node.name!r} ({node.op_type}) reads {value.name!r}, which is no input of "
+                    "the region, is not computed in it and is not known"
+                )
+        return self.values[value]
+
+    # -- arithmetic on dims -------------------------------------------------------------------------------------------
+
+    def content(self, content: Content, dtype: ir.DataType | None) -> ir.Value:
+        """A small integer tensor, from the dims of the inputs."""
+        items: list[Expr] = list(content.flat)
+        runs: list[ir.Value] = []
+        literals: list[int] = []
+        for item in [*items, None]:
+            if isinstance(item, Const):
+                literals.append(int(item.value))
+                continue
+            if literals:
+                runs.append(self.ints(*literals))
+                literals = []
+            if item is not None:
+                runs.append(self.dim(item))
+        result = self.emit("Concat", *runs, axis=0) if len(runs) > 1 else runs[0]
+        if content.ndim != 1:
+            result = self.emit("Reshape", result, self.ints(*content.shape))
+        if dtype is not None and dtype != (ir.DataType.BOOL if items[0].dtype is DType.BOOL else ir.DataType.INT64):
+            result = self.emit("Cast", result, to=int(dtype))
+        return result
+
+    def dim(self, expr: Expr) -> ir.Value:
+        """An expression over dims of the inputs as a vector of one element."""
+        if expr not in self.dims:
+            self.dims[expr] = self._dim(expr)
+        return self.dims[expr]
+
+    def _dim(self, expr: Expr) -> ir.Value:
+        if isinstance(expr, Const):
+            return self.constant(np.array([expr.value], expr.dtype.row.numpy))
+        for index, value in enumerate(self.region.inputs):
+            shape = self.region.spec.inputs[index].shape
+            if expr in shape and expr != ONE:
+                whole = self.emit("Shape", self.values[value])
+                return self.emit("Gather", whole, self.ints(shape.index(expr)), axis=0)
+        if isinstance(expr, Op) and expr.name in OPERATORS:
+            return self.emit(OPERATORS[expr.name], *(self.dim(arg) for arg in expr.args))
+        raise RewriteError(f"{self.region.label}: the dim {expr} cannot be had from the dims of the region's inputs")

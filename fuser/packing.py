@@ -1,0 +1,124 @@
+"""Constant matrices in packed panels, and the ONNX operators that unpack them again.
+
+Comes in: a region and the index of a constant input. Goes out: a `Packing`: the panels (made when somebody reads them),
+and how a function body gets the original tensor back, so that one stored copy serves kernel and body.
+
+The kernel's matrix B[k, n] is a view of the constant: every axis of the constant is a digit of k or of n, which a
+transpose, a split head axis or a 1×1 convolution's weight all are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fuser.region import Region
+from tilecore.contract import panel
+from tilecore.contract.evaluate import Evaluator
+from tilecore.contract.expr import Const, Load, Var
+from tilecore.contract.spec import View, extent_of, views_of
+
+
+class PackingError(ValueError):
+    """A constant that cannot be stored in panels; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a constant of `shape` and the matrix [rows, columns] of a kernel correspond.
+
+    `digits` are the extents that k, then n, split into, most significant first; `order` lists, per axis of the constant
+    longer than 1, the position of its digit.
+    """
+
+    shape: tuple[int, ...]
+    rows: int
+    columns: int
+    digits: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def panels(self) -> tuple[int, int, int]:
+        """Shape of the packed panels."""
+        return -(-self.columns // panel.PANEL), self.rows, panel.PANEL
+
+    def matrix(self, tensor: np.ndarray) -> np.ndarray:
+        """The kernel's matrix B[k, n] of the constant."""
+        sizes = [self.digits[position] for position in self.order]
+        back = np.argsort(self.order)
+        return tensor.reshape(sizes).transpose(back).reshape(self.rows, self.columns)
+
+    def packed(self, tensor: ir.TensorProtocol, name: str) -> ir.LazyTensor:
+        """The panels of a constant, computed whenever they are read."""
+
+        def pack() -> ir.TensorProtocol:
+            return ir.Tensor(panel.pack(self.matrix(tensor.numpy())), dtype=tensor.dtype, name=name)
+
+        return ir.LazyTensor(pack, dtype=tensor.dtype, shape=ir.Shape(self.panels), name=name)
+
+
+def packing(region: Region, index: int) -> Packing:
+    """How input `index` of the region is packed. PackingError when it is not a constant matrix in a different layout."""
+    value = region.inputs[index]
+    if value.const_value is None or value.is_graph_input():
+        raise PackingError(f"{value.name!r} is not constant: only weights can be packed")
+    view, load = _view_of(region, index)
+    shape = tuple(int(size) for size in value.const_value.shape.numpy())
+    rows, columns = (_size(axis) for axis in view.axes[-2:])
+    if rows * columns != int(np.prod(shape, dtype=np.int64)):
+        raise PackingError(
+            f"{value.name!r} has {shape} elements, the matrix that is read {rows}×{columns}: not all of it"
+        )
+    digits: list[tuple[int, int, int, int]] = []  # (0 for k or 1 for n, divisor, extent, axis of the constant)
+    for axis, (expr, extent) in enumerate(zip(load.index, shape, strict=True)):
+        if extent == 1:
+            continue
+        along = [_along(load, view, axis, which) for which in (0, 1)]
+        which = 0 if along[0].any() else 1
+        if along[1 - which].any():
+            raise PackingError(f"{value.name!r}: its axis {axis} is {expr}, which mixes rows and columns")
+        divisor = int(np.argmax(along[which] != 0))
+        if not np.array_equal(along[which], np.arange(along[which].size) // divisor % extent):
+            raise PackingError(f"{value.name!r}: its axis {axis} is {expr}, not a digit of {view.axes[which - 2]}")
+        digits.append((which, divisor, extent, axis))
+    ranked = sorted(digits, key=lambda digit: (digit[0], -digit[1]))
+    _check_complete(value, ranked, rows, columns)
+    position = {axis: place for place, (_, _, _, axis) in enumerate(ranked)}
+    order = tuple(position[axis] for _, _, _, axis in sorted(digits, key=lambda digit: digit[3]))
+    return Packing(shape, rows, columns, tuple(extent for _, _, extent, _ in ranked), order)
+
+
+def _view_of(region: Region, index: int) -> tuple[View, Load]:
+    tensor = region.spec.inputs[index]
+    for view in views_of(region.spec):
+        if isinstance(view.value, Load) and view.value.source == tensor:
+            return view, view.value
+    raise PackingError(f"no operand of the region is {tensor.name!r} alone")
+
+
+def _size(axis: Var) -> int:
+    extent = extent_of(axis)
+    if not isinstance(extent, Const):
+        raise PackingError(f"axis {axis} of the matrix has the dynamic extent {extent}")
+    return int(extent.value)
+
+
+def _along(load: Load, view: View, axis: int, which: int) -> np.ndarray:
+    """The index into one axis of the constant while k (0) or n (1) runs and everything else is 0."""
+    running = view.axes[which - 2]
+    env = {other: np.zeros(1, np.int64) for other in view.axes}
+    env[running] = np.arange(_size(running))
+    return np.broadcast_to(Evaluator({}, {})(load.index[axis], env), env[running].shape)
+
+
+def _check_complete(value: ir.Value, ranked: Sequence[tuple[int, int, int, int]], rows: int, columns: int) -> None:
+    """The digits of k make up all of k, those of n all of n; so that the map is one to one."""
+    for which, size in ((0, rows), (1, columns)):
+        divisor = 1
+        for _, step, extent, axis in reversed([digit for digit in ranked if digit[0] == which]):
+            if step != divisor:
+                raise PackingError(f"{value.name!r}: its axis {axis} steps every {step}, not {divisor}, elements")
+            divisor *= extent
+        if divisor != size:
+            raise PackingError(f"{value.name!r}: its axes make up {divisor} of {size} {'columns' if which else 'rows'}")
