@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from fuser.dims import ONE
 from fuser.packing import Packing
 from fuser.region import Region
 from fuser.shape_call import Content
@@ -23,8 +22,8 @@ from tilecore.contract.panel import PANEL
 DOMAIN = "tilefuse"
 COPY_LIMIT = 64 * 1024  # bytes of a constant that a body may hold; larger ones are inputs of the region
 OPERATORS: Mapping[str, str] = {
-    "add": "Add", "mul": "Mul", "sub": "Sub", "floordiv": "Div", "mod": "Mod", "min": "Min", "max": "Max", "eq": "Equal",
-    "lt": "Less", "le": "LessOrEqual", "and": "And", "or": "Or", "not": "Not", "select": "Where",
+    "add": "Add", "mul": "Mul", "sub": "Sub", "floordiv": "Div", "mod": "Mod", "min": "Min", "max": "Max",
+    "eq": "Equal", "lt": "Less", "le": "LessOrEqual", "and": "And", "or": "Or", "not": "Not", "select": "Where",
 }  # fmt: skip
 
 
@@ -35,7 +34,7 @@ class RewriteError(RuntimeError):
 def function_of(
     region: Region, name: str, *, packings: Mapping[int, Packing], shapes: Shapes, opsets: Mapping[str, int]
 ) -> ir.Function:
-    """The region's nodes as a function called `name`. `packings` are per input index. RewriteError as described there."""
+    """The region's nodes as a function called `name`. `packings` are per input index. RewriteError when that fails."""
     body = _Body(region, shapes, opsets.get("", 1))
     inputs = [body.parameter(value, index) for index, value in enumerate(region.inputs)]
     for index, packing in packings.items():
@@ -151,8 +150,8 @@ class _Body:
                 self.values[value] = self.content(content, self.shapes.dtype(value))
             else:
                 raise RewriteError(
-                    f"{self.region.label}: node {node.name!r} ({node.op_type}) reads {value.name!r}, which is no input of "
-                    "the region, is not computed in it and is not known"
+                    f"{self.region.label}: node {node.name!r} ({node.op_type}) reads {value.name!r}, which is no input "
+                    "of the region, is not computed in it and is not known"
                 )
         return self.values[value]
 
@@ -190,7 +189,7 @@ class _Body:
             return self.constant(np.array([expr.value], expr.dtype.row.numpy))
         for index, value in enumerate(self.region.inputs):
             shape = self.region.spec.inputs[index].shape
-            if expr in shape and expr != ONE:
+            if expr in shape:
                 whole = self.emit("Shape", self.values[value])
                 return self.emit("Gather", whole, self.ints(shape.index(expr)), axis=0)
         if isinstance(expr, Op) and expr.name in OPERATORS:

@@ -59,7 +59,7 @@ class Packing:
 
 
 def packing(region: Region, index: int) -> Packing:
-    """How input `index` of the region is packed. PackingError when it is not a constant matrix in a different layout."""
+    """How input `index` of the region is packed. PackingError when it is not a constant matrix in some layout."""
     value = region.inputs[index]
     if value.const_value is None or value.is_graph_input():
         raise PackingError(f"{value.name!r} is not constant: only weights can be packed")
@@ -68,7 +68,7 @@ def packing(region: Region, index: int) -> Packing:
     rows, columns = (_size(axis) for axis in view.axes[-2:])
     if rows * columns != int(np.prod(shape, dtype=np.int64)):
         raise PackingError(
-            f"{value.name!r} has {shape} elements, the matrix that is read {rows}×{columns}: not all of it"
+            f"{value.name!r} is {shape}; the matrix that is read of it is {rows}×{columns}, not all of it"
         )
     digits: list[tuple[int, int, int, int]] = []  # (0 for k or 1 for n, divisor, extent, axis of the constant)
     for axis, (expr, extent) in enumerate(zip(load.index, shape, strict=True)):
@@ -76,8 +76,8 @@ def packing(region: Region, index: int) -> Packing:
             continue
         along = [_along(load, view, axis, which) for which in (0, 1)]
         which = 0 if along[0].any() else 1
-        if along[1 - which].any():
-            raise PackingError(f"{value.name!r}: its axis {axis} is {expr}, which mixes rows and columns")
+        if along[0].any() == along[1].any():
+            raise PackingError(f"{value.name!r}: its axis {axis} is {expr}, which is not made of rows or columns alone")
         divisor = int(np.argmax(along[which] != 0))
         if not np.array_equal(along[which], np.arange(along[which].size) // divisor % extent):
             raise PackingError(f"{value.name!r}: its axis {axis} is {expr}, not a digit of {view.axes[which - 2]}")

@@ -35,8 +35,8 @@ class Replacement:
 class Rewritten:
     """The model, and the names to register kernels under.
 
-    `op_types` has the operator of each replacement, in order. It is the replacement's own, unless an earlier one of that
-    name has a different body: then it is a name of its own that stands for the same kernel, listed in `aliases`.
+    `op_types` has the operator of each replacement, in order. It is the replacement's own, unless an earlier one of
+    that name has a different body: then it is another name for the same kernel; `aliases` maps it to the kernel's.
     """
 
     model: ir.Model
@@ -93,7 +93,7 @@ def _bytes(function: ir.Function) -> bytes:
 
 @dataclass(slots=True)
 class _Surgery:
-    """The graph while regions are being replaced. `moved` maps values of replaced regions to the fused nodes' outputs."""
+    """The graph while regions are being replaced. `moved` maps values of replaced regions to fused nodes' outputs."""
 
     model: ir.Model
     shapes: Shapes

@@ -26,13 +26,12 @@ class _Placed:
     length: int
 
 
-def save(model: ir.Model, path: Path, *, original: Path) -> None:
-    """Write the model to `path`. `original` is the file that it was loaded from. OSError as the file system raises it."""
+def save(model: ir.Model, path: Path) -> None:
+    """Write the model to `path`, replacing what is there. The model is not changed. OSError as the system raises it."""
     path = Path(path)
     data = path.with_name(f"{path.name}.data")
-    values = [
-        value for graph in model.graphs() for value in graph.initializers.values() if value.const_value is not None
-    ]
+    everything = (value for graph in model.graphs() for value in graph.initializers.values())
+    values = [value for value in everything if value.const_value is not None]
     references = {value: _kept(value.const_value, path, data) for value in values}
     kept = {value: tensor for value, tensor in references.items() if tensor is not None}
     loose = [value for value in values if value not in kept]
