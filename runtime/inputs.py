@@ -6,6 +6,7 @@ Invariant: the same model, sizes and seed give the same arrays.
 
 import ast
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ SMALL_SIZES = ((3, (17, 7, 11, 13, 19, 23)), (2, (9, 5, 7, 3, 11, 13)), (2, (803
 LARGE_SIZES = ((1, (131, 37, 29, 41)), (1, (67, 21, 15, 23)), (1, (13, 9, 15, 21)), (1, (1605, 501, 511, 521)))
 LARGEST_FIXED_SIZE = 4096  # of a dim, and of batch times length: keeps wrong guesses from filling the memory
 FIXED_BATCHES, FIXED_LENGTHS = 6, 24  # how many guesses to make for each
+SMALL_ROW = 4096
 BATCH_NAMES = ("B", "N", "b", "n")
 DEFAULT_ID_LIMIT = 4  # for integers that index no table we can see: small enough for any use as an id or a count
 MASKED = -10000.0  # an additive mask's value at a hidden key: finite in every float type
@@ -285,13 +287,19 @@ def _evaluate(tree: ast.expr, sizes: Mapping[str, int]) -> int:
 
 
 def _batches(model: onnx.ModelProto) -> set[str]:
-    """Symbols that count independent rows: called so, or only ever the first dim."""
-    entries = read(model)
+    """Symbols that count independent rows: called so, or only ever the first dim.
+
+    The only symbol of a model is a length all the same if a row is small, so that more rows than a tile are tried.
+    """
     axes: dict[str, set[int]] = {}
-    for entry in entries:
+    row = 0
+    for entry in read(model):
+        row += math.prod(dim for dim in entry.dims if isinstance(dim, int))
         for axis, dim in enumerate(entry.dims):
             for name in _terms(dim) if isinstance(dim, str) else ():
                 axes.setdefault(name, set()).add(axis)
+    if len(axes) == 1 and row <= SMALL_ROW:
+        return set()
     return {name for name, found in axes.items() if "batch" in name.lower() or name in BATCH_NAMES or found == {0}}
 
 

@@ -189,7 +189,9 @@ def _cases(
     choices = model_inputs.size_choices(model)
     found: list[Mapping[str, int]] = []
     failure = ""
-    for ladder in (choices.small, choices.large, () if found else choices.fixed):
+    for ladder in (choices.small, choices.large, choices.fixed):
+        if ladder is choices.fixed and found:
+            break
         sizes, reason = model_inputs.first_fitting(
             model, lambda feeds: reference.run(None, dict(feeds)), ladder, seed=seed
         )

@@ -1,0 +1,109 @@
+"""`verify` and `blame` on hand-written kernels: what is right passes, each kind of wrong is found and named."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import verify_models
+
+from runtime.inputs import InputError
+from runtime.verify import blame, verify
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return verify_models.build_library(tmp_path_factory.mktemp("library") / "verify.so")
+
+
+def test_right_kernels_pass_at_two_sizes_and_scaled(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right", "Gelu_right", "Linear_right"])
+    verdict = verify(original, fused)
+    assert verdict.ok, verdict
+    assert verdict.mismatch is None
+    assert verdict.unmeasured is None
+    assert verdict.cases == ("n=17", "n=131", "n=17, scaled by 30")
+    (output,) = verdict.outputs
+    assert 0 < output.max_rel < 1e-6
+    assert verdict.to_json()["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("ops", "wrong"),
+    [
+        (["Linear_right", "Gelu_tanh", "Linear_right"], "node_1"),
+        (["Gelu_right", "Linear_short"], "node_1"),
+        (["Linear_short", "Gelu_right", "Linear_right"], "node_0"),
+        (["Linear_right", "Root_zero", "Linear_right"], "node_1"),
+    ],
+    ids=["another function", "tail", "tail, early", "lost NaN"],
+)
+def test_wrong_kernel_fails_and_is_named_alone(tmp_path: Path, library: Path, ops: list[str], wrong: str) -> None:
+    original, fused = verify_models.write(tmp_path, library, ops)
+    verdict = verify(original, fused)
+    assert not verdict.ok
+    assert verdict.mismatch is not None
+    assert verdict.mismatch.startswith("output 'y' at n=")
+    assert [region.node for region in verdict.regions] == [wrong]
+    assert verdict.regions[0].op == ops[int(wrong[-1])]
+
+
+def test_nan_passes_where_the_original_has_it(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right", "Root_right", "Linear_right"])
+    assert verify(original, fused).ok
+
+
+def test_wrong_graph_around_right_kernels_blames_no_region(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right", "Gelu_right"])
+    model = onnx.load(str(original))
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.append(onnx.helper.make_node("Neg", ["before"], ["y"]))
+    onnx.save(model, str(original))
+    verdict = verify(original, fused)
+    assert not verdict.ok
+    assert verdict.regions == ()
+
+
+def test_given_inputs_are_the_only_case(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right", "Root_zero"])
+    x = np.zeros((4, 8), np.float32)
+    verdict = verify(original, fused, inputs={"x": x})
+    assert verdict.ok, "zeros do not show the lost NaN"
+    assert verdict.cases == ("the given inputs",)
+    assert blame(fused, {"x": x}) == []
+    assert [region.node for region in blame(fused, {"x": x - 1 + np.eye(4, 8, dtype=np.float32)})] == ["node_1"]
+
+
+def test_external_weights_stay_in_their_files(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right", "Gelu_tanh"], external=True)
+    verdict = verify(original, fused)
+    assert [region.node for region in verdict.regions] == ["node_1"]
+
+
+def test_renamed_output_is_a_failing_verdict(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right"])
+    model = onnx.load(str(fused))
+    model.graph.node[0].output[0] = model.graph.output[0].name = "z"
+    onnx.save(model, str(fused))
+    verdict = verify(original, fused)
+    assert not verdict.ok
+    assert verdict.mismatch == (
+        "the fused model's outputs are [('z', 'tensor(float)')], the original's [('y', 'tensor(float)')]"
+    )
+
+
+def test_inputs_that_do_not_suit_are_refused(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right"])
+    with pytest.raises(InputError, match=r"input 'x' has dtype float64, expected float32"):
+        verify(original, fused, inputs={"x": np.zeros((4, 8))})
+
+
+def test_missing_files_are_named(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right"])
+    with pytest.raises(FileNotFoundError, match=r"nothing\.onnx"):
+        verify(tmp_path / "nothing.onnx", fused)
+    (tmp_path / "fused.so").unlink()
+    with pytest.raises(FileNotFoundError, match=r"fused\.so"):
+        verify(original, fused)
