@@ -1,0 +1,53 @@
+"""`bench` on hand-written kernels: both models are timed, in turns, on inputs that fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import verify_models
+
+from runtime.bench import BenchResult, Timing, bench
+from runtime.inputs import InputError
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return verify_models.build_library(tmp_path_factory.mktemp("library") / "verify.so")
+
+
+@pytest.mark.cpu
+def test_both_models_are_timed(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right", "Gelu_right"])
+    result = bench(fused, original, threads=1, seconds=0.2)
+    assert result.fused.runs >= 3
+    assert result.original.runs >= 3
+    assert 0 < result.fused.min_ms <= result.fused.median_ms
+    assert result.shapes == {"x": (128, 8)}
+    assert result.ratio == pytest.approx(result.original.median_ms / result.fused.median_ms)
+    json = result.to_json()
+    assert json["threads"] == 1
+    assert json["shapes"] == {"x": [128, 8]}
+
+
+@pytest.mark.cpu
+def test_given_inputs_are_used_and_checked(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right"])
+    result = bench(fused, original, inputs={"x": np.zeros((5, 8), np.float32)}, seconds=0.01)
+    assert result.shapes == {"x": (5, 8)}
+    with pytest.raises(InputError, match="missing x"):
+        bench(fused, original, inputs={}, seconds=0.01)
+
+
+@pytest.mark.cpu
+def test_wrong_calls_are_refused(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right"])
+    with pytest.raises(ValueError, match="seconds is 0, expected more than 0"):
+        bench(fused, original, seconds=0)
+    with pytest.raises(FileNotFoundError, match=r"nothing\.onnx"):
+        bench(fused, tmp_path / "nothing.onnx")
+
+
+def test_ratio_above_one_means_the_fused_model_is_faster() -> None:
+    result = BenchResult(Timing(2.0, 1.5, 10), Timing(3.0, 2.5, 8), 2, {})
+    assert result.ratio == 1.5
+    assert str(result) == "fused 2 ms, original 3 ms, 1.50 times as fast (medians of 10 and 8 runs)"
