@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 from onnxruntime import InferenceSession
-from runtime.report import Report
 
 from runtime import compile as compiler
 from runtime import session
 from runtime import verify as verifier
 from runtime.client import Client
 from runtime.options import Options
+from runtime.report import Report
 from runtime.server.loading import make_loader
 from runtime.server.serve import ServerOptions
 from runtime.server.serve import serve as run_server

@@ -75,7 +75,8 @@ def explain_command(
 ) -> None:
     """Say what would be fused, what not, and why, without writing anything."""
     _read_model(model)
-    report = explain(model, options=Options.from_environment())
+    with Console(stderr=True).status("looking for regions"):
+        report = explain(model, options=Options.from_environment())
     if as_json:
         _print_json(report.to_json())
     else:
@@ -166,7 +167,7 @@ def infer_command(
 @app.command("demo")
 def demo_command() -> None:
     """Fuse, verify, time, serve and query a sentence encoder."""
-    demo(Console(), Options.from_environment())
+    demo(Console(soft_wrap=True, markup=False, highlight=False), Options.from_environment())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

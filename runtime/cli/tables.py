@@ -1,10 +1,12 @@
 """Results as tables for people. In: a result. Out: what is printed to the console. JSON is printed elsewhere."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from runtime.bench import BenchResult
@@ -13,24 +15,28 @@ from runtime.verify import Verdict
 
 
 def print_report(console: Console, report: Report) -> None:
-    """What was fused, what was not and why."""
+    """What was fused, what was not and why; equal regions, such as those of a model's layers, share a line."""
     if report.regions:
         table = Table(title="fused regions", title_justify="left")
-        for heading in ("kind", "label", "nodes", "op"):
-            table.add_column(heading, overflow="fold")
-        for region in report.regions:
-            table.add_row(region.kind, region.label, str(len(region.nodes)), region.op)
+        table.add_column("times", justify="right")
+        table.add_column("kind")
+        table.add_column("label", overflow="fold")
+        table.add_column("nodes", justify="right")
+        table.add_column("operator", no_wrap=True)
+        counted = Counter((region.kind, region.label, len(region.nodes), region.op) for region in report.regions)
+        for (kind, label, nodes, op), times in counted.items():
+            table.add_row(str(times), kind, escape(label), str(nodes), op)
         console.print(table)
     if report.misses:
         table = Table(title="not fused", title_justify="left")
         for heading in ("kind", "node", "reason"):
             table.add_column(heading, overflow="fold")
         for miss in report.misses:
-            table.add_row(miss.kind, miss.node, miss.reason)
+            table.add_row(miss.kind, escape(miss.node), escape(miss.reason))
         console.print(table)
     console.print(f"{report.nodes_before} nodes became {report.nodes_after} in {report.seconds:.1f} s")
     if report.output:
-        console.print(f"wrote {report.output} and {report.library}", soft_wrap=True)
+        console.print(f"wrote {report.output} and {report.library}", soft_wrap=True, markup=False)
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
@@ -39,7 +45,7 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     for heading in ("output", "largest absolute error", "largest relative error"):
         table.add_column(heading, overflow="fold")
     for output in verdict.outputs:
-        table.add_row(output.name, f"{output.max_abs:.3g}", f"{output.max_rel:.3g}")
+        table.add_row(escape(output.name), f"{output.max_abs:.3g}", f"{output.max_rel:.3g}")
     console.print(table)
     if verdict.ok:
         console.print("ok")
@@ -69,5 +75,5 @@ def print_outputs(console: Console, outputs: Mapping[str, np.ndarray[Any, Any]])
     for name, array in outputs.items():
         first = ", ".join(str(value) for value in array.ravel()[:4])
         more = ", …" if array.size > 4 else ""
-        table.add_row(name, str(array.dtype), str(list(array.shape)), first + more)
+        table.add_row(escape(name), str(array.dtype), escape(str(list(array.shape))), escape(first + more))
     console.print(table)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from runtime.bench import BenchResult, Timing
 from runtime.cli import app, main
 from runtime.compare import OutputError
-from runtime.report import Miss, RegionReport, Report
+from runtime.report import MissReport, RegionReport, Report
 from runtime.verify import RegionError, Verdict
 
 Run = Callable[..., "Outcome"]
@@ -93,7 +93,7 @@ REPORT = Report(
             kernel="attention_12345678",
         ),
     ),
-    misses=(Miss(kind="row", node="Cumsum_9", reason="CumSum is not a reduction"),),
+    misses=(MissReport(kind="row", node="Cumsum_9", reason="CumSum is not a reduction"),),
     seconds=1.5,
 )
 KEYS = ["input", "output", "library", "nodes_before", "nodes_after", "regions", "misses", "seconds"]
