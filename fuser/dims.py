@@ -189,11 +189,46 @@ class Dims:
     def divide(self, total: Expr, by: Expr) -> Expr:
         """`total / by` where the model only runs if it divides: the exact quotient, else a floor division."""
         exact = divide_exactly(total, by)
-        return total // by if exact is None else exact
+        return self.floor(total, by) if exact is None else exact
+
+    def floor(self, total: Expr, by: Expr) -> Expr:
+        """`total // by` for `by` ≥ 1, with every multiple of it taken out."""
+        quotient, rest = self._split(total, by)
+        if rest != ZERO and isinstance(rest, Op) and rest.name == "floordiv":  # (x // a) // b = x // (a · b)
+            return quotient + self.floor(rest.args[0], rest.args[1] * by)
+        return quotient if rest == ZERO else quotient + Op("floordiv", (rest, by), DType.I64)
+
+    def remainder(self, total: Expr, by: Expr) -> Expr:
+        """`total % by` for `by` ≥ 1."""
+        _, rest = self._split(total, by, keep=True)
+        if rest == ZERO or (self.nonnegative(rest) and self.nonnegative(by - rest - 1)):
+            return rest
+        return Op("mod", (rest, by), DType.I64)
+
+    def _split(self, total: Expr, by: Expr, *, keep: bool = False) -> tuple[Expr, Expr]:
+        """total = quotient · by + rest; a rest that is proved below `by` is dropped unless `keep`."""
+        quotient: Expr = ZERO
+        rest: Expr = ZERO
+        step = integer(by)
+        for monomial, coefficient in polynomial(total).items():
+            term = product(monomial) * coefficient
+            exact = divide_exactly(term, by)
+            if exact is None and step:
+                whole, part = divmod(coefficient, step)
+                exact, term = product(monomial) * whole, product(monomial) * part
+                rest = rest + term
+            elif exact is None:
+                exact, rest = ZERO, rest + term
+            quotient = quotient + exact
+        whole_quotient = divide_exactly(rest, by)
+        if whole_quotient is not None:
+            return quotient + whole_quotient, ZERO
+        inside = self.nonnegative(rest) and self.nonnegative(by - rest - 1)
+        return quotient, ZERO if inside and not keep else rest
 
     def ceiling(self, total: Expr, by: Expr) -> Expr:
         """`total / by`, rounded up; `by` ≥ 1."""
-        return (total + by - 1) // by
+        return self.floor(total + by - 1, by)
 
     def broadcast(self, a: Expr, b: Expr) -> Expr:
         """The dim that numpy broadcasting of `a` and `b` gives; a select of the two when either may be 1."""

@@ -7,7 +7,7 @@ are mapped into memory when somebody asks for them. Inputs and outputs are those
 A file that ONNX Runtime could not run is refused with a `LoadError` of one line.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -66,6 +66,9 @@ def _read(path: Path) -> onnx.ModelProto:
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """All functions inlined but ours; functions of another opset are converted on the way."""
+    defaults = {(f.domain, f.name, f.overload): list(f.attribute_proto) for f in proto.functions}
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        _write_defaults(nodes, defaults)
     ours = [(function.domain, function.name) for function in proto.functions if function.domain == DOMAIN]
     try:
         if ours:
@@ -73,6 +76,19 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
         return inliner.inline_local_functions(proto, convert_version=True)
     except (RuntimeError, ValueError) as error:
         raise LoadError(f"its model-local functions cannot be inlined: {_first_line(error)}") from error
+
+
+def _write_defaults(
+    nodes: Iterable[onnx.NodeProto], defaults: Mapping[tuple[str, str, str], Sequence[onnx.AttributeProto]]
+) -> None:
+    """Write the default attributes of a function to its calls: onnx's inliner leaves them out."""
+    for node in nodes:
+        given = {attribute.name for attribute in node.attribute}
+        for attribute in defaults.get((node.domain, node.op_type, node.overload), ()):
+            if attribute.name not in given:
+                node.attribute.append(attribute)
+        for subgraph in _subgraphs(node):
+            _write_defaults(subgraph.node, defaults)
 
 
 def _deserialized(proto: onnx.ModelProto, path: Path) -> ir.Model:

@@ -120,6 +120,18 @@ class Call:
 Result = Sequence[Shape | None]  # one entry per output; missing ones are unknown
 
 
+def constant_of(node: ir.Node) -> ir.TensorProtocol | None:
+    """The tensor of a Constant node, in whichever attribute it is; None for strings and sparse tensors."""
+    for name, attribute in node.attributes.items():
+        if name == "value":
+            return attribute.as_tensor()
+        if name in ("value_int", "value_ints"):
+            return ir.tensor(np.array(attribute.value, np.int64))
+        if name in ("value_float", "value_floats"):
+            return ir.tensor(np.array(attribute.value, np.float32))
+    return None
+
+
 def contents_of(array: np.ndarray) -> Content | None:
     """A constant array as expressions: integers of any width as i64, floats as they are; None for other types."""
     kind = array.dtype.kind

@@ -79,7 +79,7 @@ def divide(dims: Dims, items: Sequence[Expr]) -> Expr | None:
         return dim(abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1))
     if y == 0 or not (dims.nonnegative(a) and dims.nonnegative(b)):
         return None
-    return a // b
+    return dims.floor(a, b)
 
 
 def modulo(dims: Dims, items: Sequence[Expr]) -> Expr | None:
@@ -87,7 +87,7 @@ def modulo(dims: Dims, items: Sequence[Expr]) -> Expr | None:
     a, b = items
     if is_float(a) or not (dims.nonnegative(a) and dims.nonnegative(b)) or b == ZERO:
         return None
-    return a % b
+    return dims.remainder(a, b)
 
 
 def extreme(name: str) -> Callable[[Dims, Sequence[Expr]], Expr | None]:
@@ -161,7 +161,7 @@ def rounded(name: str) -> Callable[[Dims, Sequence[Expr]], Expr | None]:
             top, bottom = whole_of(x.args[0]), x.args[1].value
             if top is not None and bottom >= 1 and bottom == int(bottom) and dims.nonnegative(top):
                 count = dim(int(bottom))
-                return cast(top // count if name == "floor" else dims.ceiling(top, count), x.dtype)
+                return cast(dims.floor(top, count) if name == "floor" else dims.ceiling(top, count), x.dtype)
         return apply(name, x)
 
     return combine

@@ -7,7 +7,7 @@ depends on values (NonZero) becomes a fresh symbol.
 from collections.abc import Callable, Mapping
 
 from fuser.dims import INFINITE, ONE, ZERO, Dims, Shape, dim, integer, literal_product, product
-from fuser.shape_call import Call, Result
+from fuser.shape_call import Call, Result, constant_of
 from tilecore.contract.expr import Expr
 
 Rule = Callable[[Call], Result]
@@ -463,9 +463,7 @@ def compress(call: Call) -> Result:
 
 def constant(call: Call) -> Result:
     """A Constant node that was not lifted."""
-    value = call.node.outputs[0].const_value
-    if value is None and (tensor := call.attribute("value")) is not None:
-        value = tensor.as_tensor()
+    value = constant_of(call.node)
     return [None if value is None else tuple(dim(int(size)) for size in value.shape.numpy())]
 
 

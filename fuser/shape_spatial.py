@@ -28,10 +28,10 @@ def window_sizes(call: Call, spatial: Shape, kernel: Sequence[Expr]) -> Shape:
             continue
         before, after = (0, 0) if mode == "VALID" else (pads[axis], pads[axis + rank])
         room = size + (before + after - 1) - (extent - 1) * dilations[axis]
-        steps = room // stride if not ceil_mode else call.dims.ceiling(room, stride)
+        steps = call.dims.floor(room, stride) if not ceil_mode else call.dims.ceiling(room, stride)
         count = steps + 1
         if ceil_mode:  # the last window must start inside the input or its left padding
-            count = call.dims.minimum(count, (size + (before - 1)) // stride + 1)
+            count = call.dims.minimum(count, call.dims.floor(size + (before - 1), stride) + 1)
         result.append(count)
     return tuple(result)
 
@@ -98,7 +98,7 @@ def scaled(dims: Dims, size: Expr, factor: float) -> Expr | None:
         return size * int(factor)
     inverse = round(1 / factor) if factor > 0 else 0
     if inverse and 1 / inverse == factor and inverse & (inverse - 1) == 0:  # exact in floating point
-        return size // dim(inverse)
+        return dims.floor(size, dim(inverse))
     return None
 
 

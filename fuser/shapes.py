@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from fuser import shape_attention, shape_contents, shape_rules, shape_spatial, shape_types
 from fuser.dims import ZERO, Dims, Facts, Shape, dim
-from fuser.shape_call import CONTENT_LIMIT, Call, Content, Known, contents_of
+from fuser.shape_call import CONTENT_LIMIT, Call, Content, Known, constant_of, contents_of
 from fuser.shape_rules import Rule
 from tilecore.contract.expr import Expr, Sym
 
@@ -186,10 +186,10 @@ class _Engine:
 
     def _constant_content(self, call: Call) -> None:
         value = call.node.outputs[0]
-        tensor = call.attribute("value")
-        if tensor is not None and tensor.as_tensor().size <= CONTENT_LIMIT:
-            content = contents_of(tensor.as_tensor().numpy())
-            if content is not None and tensor.as_tensor().dtype.name in shape_contents.TYPES:
+        tensor = constant_of(call.node)
+        if tensor is not None and tensor.size <= CONTENT_LIMIT and tensor.dtype.name in shape_contents.TYPES:
+            content = contents_of(tensor.numpy())
+            if content is not None:
                 self.known.contents[value] = content
 
     # -- operators without a rule -------------------------------------------------------------------------------------
