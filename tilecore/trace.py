@@ -81,7 +81,7 @@ class Handle:
         tracer.uses(stored, *entries)
         tracer.emit(Store(target, tuple(entry.expr for entry in entries), stored.expr, user_span()), writes=target)
 
-    def __iter__(self) -> NoReturn:
+    def __iter__(self) -> Iterator[Any]:
         _fail(f"{self.source.name} cannot be iterated", "`for i, j in T.Parallel(*tile.shape):` and tile[i, j]")
 
     def __str__(self) -> str:
@@ -178,9 +178,10 @@ class Tracer:
         self._check_whole()
         if self.scopes and self.scopes[-1].kind == "parallel":
             outer = self.scopes[-1].span
-            _fail(
+            raise TileError(
                 f"a {kind} inside T.Parallel (line {outer.line})",
-                "one T.Parallel over all axes; T.if_then_else in place of T.If; serial loops outside T.Parallel",
+                span,
+                instead="one T.Parallel over all axes; T.if_then_else in place of T.If; loops around T.Parallel",
             )
         scope = Scope(kind, span)
         if kind == "loop":
