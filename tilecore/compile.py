@@ -1,6 +1,6 @@
 """From a region's spec to a kernel: the compiler's path, one call per arrow.
 
-    spec ─ pack ─ kernel_for ─ trace ─ recommend ─ infer ─ lower ─ emit ─► Kernel
+    spec ─ canonical ─ pack ─ kernel_for ─ trace ─ recommend ─ infer ─ lower ─ emit ─► Kernel
 
 A kernel is C text per instruction set, named by the hash of that text: equal specs give one kernel.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilecore.canonical import canonical
 from tilecore.contract.spec import Spec, check, outputs_of
 from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
@@ -20,6 +21,7 @@ from tilecore.ir import Program
 from tilecore.library import kernel_for
 from tilecore.lower import lower
 from tilecore.pack import pack_constants
+from tilecore.printer import print_program
 from tilecore.profile import HardwareProfile
 from tilecore.recommend import Recommendation, recommend
 from tilecore.target import Target
@@ -49,7 +51,7 @@ def compile_spec(
 ) -> Kernel:  # fmt: skip
     """The kernel for `spec`; `label` starts its name. `config` overrules recommendation. SpecError for a broken spec."""
     check(spec)
-    packed_spec, packed = pack_constants(spec)
+    packed_spec, packed = pack_constants(canonical(spec))
     function, operands = kernel_for(packed_spec)
 
     def at(extents: Mapping[str, int] | None) -> Program:
@@ -74,7 +76,7 @@ def _emit(program: Program, signature: Signature, target: Target) -> str:
 
 
 def _dump_stages(kernel: Kernel, program: Program, dump: Dump) -> None:
-    dump(f"30_program_{kernel.name}.txt", str(program))
+    dump(f"30_program_{kernel.name}.txt", print_program(program))
     dump(f"50_config_{kernel.name}.txt", f"{dict(kernel.config)}\n{kernel.why}\n")
     for target, text in kernel.sources.items():
         dump(f"70_kernel_{kernel.name}_{target}.c", text)

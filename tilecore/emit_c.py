@@ -232,14 +232,14 @@ class _Kernel(Expressions):
                 raise ValueError("a Fold stands inside a vector loop")
 
     def _put(self, put: Put) -> None:
-        text = f"{memory_name(put.memory)}[{self.scalar(put.offset)}] = {self.scalar(put.value)};"
+        value = self.scalar(put.value)
+        text = f"{memory_name(put.memory)}[{self.scalar(put.offset)}] = {value};"
         if put.guard is not None:
             text = f"if ({self.scalar(put.guard)}) {text}"
         self.line(text + _where(put.span))
         self.forget({put.memory})
         if put.guard is None:
-            known = self.scalar(put.value)
-            self.scopes[-1].names["scalar", Load(put.memory, (put.offset,))] = known
+            self.scopes[-1].names["scalar", Load(put.memory, (put.offset,))] = value
 
     def _mma(self, mma: Mma) -> None:
         def operand(part: Operand) -> str:

@@ -8,6 +8,7 @@ when they print alike. Build nodes with the functions here, never with `Op(...)`
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol, Union, runtime_checkable
 
 import numpy as np
@@ -435,6 +436,7 @@ def _divide(poly: Poly, divisor: Poly) -> tuple[Poly, Poly]:
     return quotient, remainder
 
 
+@lru_cache(maxsize=1 << 16)
 def floordiv(value: "Expr", divisor: "Expr") -> "Expr":
     """`value // divisor` for a positive divisor, with every multiple of it taken out."""
     quotient, remainder = _divide(polynomial(value), polynomial(divisor))
@@ -450,6 +452,7 @@ def floordiv(value: "Expr", divisor: "Expr") -> "Expr":
     return from_polynomial(_plus(quotient, polynomial(tail)))
 
 
+@lru_cache(maxsize=1 << 16)
 def mod(value: "Expr", divisor: "Expr") -> "Expr":
     """`value % divisor` for a positive divisor, with every multiple of it taken out."""
     _, remainder = _divide(polynomial(value), polynomial(divisor))
@@ -468,6 +471,8 @@ def _inside(value: "Expr", extent: "Expr") -> bool:
     return nonnegative(value) and nonnegative(extent - value - 1)
 
 
+@lru_cache(maxsize=1 << 16)  # pure, and asked for the same dims over and over
+@lru_cache(maxsize=1 << 16)
 def nonnegative(expr: "Expr") -> bool:
     """True when `expr` (an integer) is proved at least 0 for all symbols ≥ 1 and all variables within their extents.
 
@@ -495,6 +500,7 @@ def _lower_bounds(poly: Poly, depth: int) -> Iterator[Poly]:
                 yield from _lower_bounds(replaced, depth - 1)
 
 
+@lru_cache(maxsize=1 << 16)
 def _dependence(atom: "Expr") -> int:
     """How many variables the bounds of an atom lean on, at any distance."""
     bounds = (atom.extent,) if isinstance(atom, Var) and atom.extent is not None else children(atom)
@@ -527,6 +533,7 @@ def _factors_nonnegative(monomial: Monomial) -> bool:
     return all(isinstance(atom, Sym) or Const(0, DType.I64) in _range(atom)[0] for atom in monomial)
 
 
+@lru_cache(maxsize=1 << 16)
 def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
     """Inclusive lower and upper bounds of an atom: any number of each, all of them true."""
     zero = Const(0, DType.I64)
@@ -543,6 +550,7 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
     return (), ()
 
 
+@lru_cache(maxsize=1 << 16)
 def _upper_bounds(expr: "Expr") -> tuple["Expr", ...]:
     """A few inclusive upper bounds of `expr` in symbols alone."""
     lower = itertools.islice(_lower_bounds(_times({(): -1}, polynomial(expr)), 12), 32)

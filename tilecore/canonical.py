@@ -1,0 +1,45 @@
+"""Names by position: specs that differ only in the names of their tensors become equal, and so share one kernel."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilecore.contract.expr import Expr, Load, rewrite
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, RowSpec, Spec, Tensor, View, outputs_of
+
+
+def canonical(spec: Spec) -> Spec:
+    """`spec` with its inputs named x0, x1, … and its outputs y0, y1, …"""
+    names = {tensor: replace(tensor, name=f"x{i}") for i, tensor in enumerate(spec.inputs)}
+    places = {tensor: replace(tensor, name=f"y{i}") for i, tensor in enumerate(outputs_of(spec))}
+
+    def expression(expr: Expr) -> Expr:
+        return rewrite(expr, lambda node: _renamed(node, names))
+
+    def view(old: View) -> View:
+        return replace(old, value=expression(old.value))
+
+    outputs = tuple(_result(result, places, expression(result.value)) for result in spec.outputs)
+    inputs = tuple(names.values())
+    match spec:
+        case AttentionSpec():
+            sink = view(spec.sink) if spec.sink else None
+            return replace(
+                spec, inputs=inputs, q=view(spec.q), k=view(spec.k), v=view(spec.v), sink=sink,
+                score=expression(spec.score), outputs=outputs,
+            )  # fmt: skip
+        case ContractionSpec():
+            return replace(spec, inputs=inputs, a=view(spec.a), b=view(spec.b), outputs=outputs)
+        case RowSpec():
+            steps = tuple(replace(step, value=expression(step.value)) for step in spec.steps)
+            return replace(spec, inputs=inputs, steps=steps, outputs=outputs)
+
+
+def _renamed(node: Expr, names: Mapping[Tensor, Tensor]) -> Expr | None:
+    if isinstance(node, Load) and isinstance(node.source, Tensor):
+        return Load(names[node.source], node.index, node.span)
+    return None
+
+
+def _result(result: Result, places: Mapping[Tensor, Tensor], value: Expr) -> Result:
+    place = result.place
+    return Result(Place(places[place.tensor], place.axes, place.index), value)
