@@ -81,8 +81,9 @@ def bench(
 ) -> BenchResult:
     """Times both for about `seconds` in all, on `threads` threads each (None: one per core).
 
-    Generated inputs have batch 1 and 128 for the next symbol where the model takes that, masks without holes. Raises FileNotFoundError if a file
-    is missing, InputError if inputs do not suit the model, ValueError if `seconds` is not positive.
+    Generated inputs have batch 1 and 128 for the next symbol where the model takes that, and masks without holes.
+    Raises FileNotFoundError if a file is missing, InputError if inputs do not suit the model, ValueError if `seconds`
+    is not positive.
     """
     if not original.is_file():
         raise FileNotFoundError(f"{original}: no such model")

@@ -1,0 +1,197 @@
+"""Whole models against ONNX Runtime's defaults and OpenVINO: python benchmarks/whole_models.py [--quick] [--json FILE]
+
+Out: one row per case, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`. Times are medians in
+milliseconds on THREADS threads, fp32, batch 1. `floor` is the time that the model's multiply-adds take at the measured
+peak of this machine: no program in fp32 can be faster. `error` is the largest relative error that `verify` found.
+"""
+
+import argparse
+import ctypes
+import importlib
+import importlib.util
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models import bert, minilm
+from runtime.bench import bench
+from runtime.compile import optimize
+from runtime.options import Options
+from runtime.verify import verify
+from tilecore.toolchain import find_toolchain
+
+Feeds = dict[str, np.ndarray[Any, Any]]
+
+THREADS = 2
+SECONDS, QUICK_SECONDS = 20.0, 3.0
+PEAK_ROUNDS = 20_000_000
+PEAK_REPEATS = 3
+
+# Independent chains of multiply-adds, enough to hide their latency; the chains live in registers.
+PEAK_SOURCE = """
+#ifdef __AVX512F__
+enum { WIDTH = 16, CHAINS = 24 };
+#elif defined __AVX__
+enum { WIDTH = 8, CHAINS = 12 };
+#else
+enum { WIDTH = 4, CHAINS = 24 };
+#endif
+typedef float vector __attribute__((vector_size(WIDTH * 4)));
+
+__attribute__((visibility("default"))) double multiply_adds(long rounds, float* result) {
+    vector chain[CHAINS], a = {0}, b = {0};
+    a += result[0], b += result[1];
+    for (int i = 0; i < CHAINS; i++) chain[i] = a * (float)i;
+#pragma GCC unroll 1
+    for (long round = 0; round < rounds; round++) {
+#pragma GCC unroll 24
+        for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * a + b;
+    }
+    vector sum = {0};
+    for (int i = 0; i < CHAINS; i++) sum += chain[i];
+    result[0] = sum[0];
+    return (double)rounds * CHAINS * WIDTH;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of `layers` encoder layers, run at `seq` tokens."""
+
+    name: str
+    family: str
+    layers: int
+    hidden: int
+    seq: int
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of the projections, the feed-forward layers and the two products of attention."""
+        return self.layers * (12 * self.seq * self.hidden**2 + 2 * self.seq**2 * self.hidden)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result."""
+
+    case: str
+    unit: str
+    ours: float
+    peers: Mapping[str, float]
+    floor: float
+    error: float
+
+
+CASES = (
+    Case("MiniLM-L6 S=128", "minilm", 6, 384, 128),
+    Case("BERT-base S=128", "bert", 12, 768, 128),
+    Case("BERT-base S=512", "bert", 12, 768, 512),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="MiniLM and BERT-base S=128 only, measured briefly")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    arguments = parser.parse_args()
+    options = Options.from_environment()
+    peak = measure_peak(options, THREADS)
+    print(f"peak: {peak / 1e9:.1f} G multiply-adds a second on {THREADS} threads")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
+        for case in CASES[:2] if arguments.quick else CASES:
+            seconds = QUICK_SECONDS if arguments.quick else SECONDS
+            rows.append(run(case, Path(folder), options, peak=peak, seconds=seconds))
+            print(describe(rows[-1]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def run(case: Case, folder: Path, options: Options, *, peak: float, seconds: float) -> Row:
+    """Builds, fuses and checks the model unless an earlier case has, then times it."""
+    original, fused = folder / f"{case.family}.onnx", folder / f"{case.family}.fused.onnx"
+    if not fused.exists():
+        build(case, original)
+        optimize(original, fused, options=options, progress=lambda stage: None, verify=False)
+    feeds = make_feeds(case.seq)
+    verdict = verify(original, fused, inputs=feeds)
+    if not verdict.ok:
+        sys.exit(f"{case.name}: the fused model is wrong: {verdict.mismatch}")
+    result = bench(fused, original, inputs=feeds, threads=THREADS, seconds=seconds)
+    peers = {"onnxruntime": result.original.median_ms, **openvino_time(original, feeds, seconds)}
+    error = max(output.max_rel for output in verdict.outputs)
+    return Row(case.name, "ms", result.fused.median_ms, peers, case.multiply_adds / peak * 1e3, error)
+
+
+def build(case: Case, path: Path) -> None:
+    """Writes the case's model with random weights."""
+    if case.family == "minilm":
+        minilm.build(path, layers=case.layers, hidden=case.hidden)
+    else:
+        bert.build(path, size=bert.BASE)
+
+
+def make_feeds(seq: int) -> Feeds:
+    """One sentence of `seq` tokens without padding."""
+    ids = np.random.default_rng(0).integers(1000, 30000, (1, seq))
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+
+
+def measure_peak(options: Options, threads: int) -> float:
+    """Multiply-adds of float32 a second that `threads` cores do at once: the best of a few tries."""
+    toolchain = find_toolchain(options.cache / "objects", options.compiler)
+    library = toolchain.library([toolchain.object(PEAK_SOURCE, ("-march=native",), ())])
+    function = ctypes.CDLL(str(library)).multiply_adds
+    function.restype = ctypes.c_double
+    function.argtypes = (ctypes.c_long, ctypes.POINTER(ctypes.c_float))
+
+    def work(_: int) -> float:
+        return function(PEAK_ROUNDS, (ctypes.c_float * 2)(0.5, 0.25))
+
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(PEAK_REPEATS):
+            start = time.perf_counter()
+            done = sum(pool.map(work, range(threads)))
+            best = max(best, done / (time.perf_counter() - start))
+    return best
+
+
+def openvino_time(path: Path, feeds: Feeds, seconds: float) -> dict[str, float]:
+    """The median of OpenVINO where it is installed, else nothing."""
+    if importlib.util.find_spec("openvino") is None:
+        return {}
+    openvino: Any = importlib.import_module("openvino")
+    settings = {"INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    compiled = openvino.Core().compile_model(str(path), "CPU", settings)
+    for _ in range(2):
+        compiled(feeds)
+    taken: list[float] = []
+    end = time.perf_counter() + seconds / 2
+    while not taken or time.perf_counter() < end:
+        start = time.perf_counter()
+        compiled(feeds)
+        taken.append((time.perf_counter() - start) * 1e3)
+    return {"openvino": statistics.median(taken)}
+
+
+def describe(row: Row) -> str:
+    """The row for people."""
+    peers: Sequence[str] = [f"{name} {value:.2f} ({value / row.ours:.2f}x)" for name, value in row.peers.items()]
+    return (
+        f"{row.case}: ours {row.ours:.2f} {row.unit}, {', '.join(peers)}, floor {row.floor:.2f}, error {row.error:.1e}"
+    )
+
+
+if __name__ == "__main__":
+    main()
