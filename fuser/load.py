@@ -112,6 +112,10 @@ def _check_external(tensor: ir.ExternalTensor) -> None:
     file = Path(tensor.path)
     if not file.is_file():
         raise LoadError(f"the weights of {tensor.name!r} should be in {file}, which is missing: put it there")
+    if not file.resolve().is_relative_to(Path(tensor.base_dir).resolve()):
+        raise LoadError(f"{file} is a link to another folder, which is not followed: copy the file there")
+    if file.stat().st_nlink > 1:
+        raise LoadError(f"{file} has a hard link elsewhere, so that it may change unseen: copy the file")
     end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
     size = file.stat().st_size
     if size < end:

@@ -108,7 +108,7 @@ def _write(places: list[_Placed], path: Path) -> None:
                 continue
             file.seek(place.offset)
             if isinstance(tensor, ir.ExternalTensor):
-                tensor.tofile(file)
+                tensor.tofile(file)  # from file to file
             else:
                 file.write(tensor.tobytes())
 

@@ -20,7 +20,7 @@ from fuser import shape_attention, shape_contents, shape_rules, shape_spatial, s
 from fuser.dims import ZERO, Dims, Facts, Shape, dim
 from fuser.shape_call import CONTENT_LIMIT, Call, Content, Known, constant_of, contents_of
 from fuser.shape_rules import Rule
-from tilecore.contract.expr import Expr, Sym
+from tilecore.contract.expr import Expr, Sym, symbols
 
 ROUNDS = 6  # each round starts anew with the facts of the one before; two or three do
 STANDARD: Mapping[str, Rule] = {**shape_rules.RULES, **shape_spatial.RULES, **shape_attention.STANDARD}
@@ -49,6 +49,13 @@ class Shapes:
     def dtype(self, value: ir.Value) -> ir.DataType | None:
         """The element type; None when unknown."""
         return self.dtypes.get(value)
+
+    def bounds(self, known: frozenset[Sym]) -> tuple[Expr, ...]:
+        """Expressions over `known` that are at least 0 in every run without an error: what a kernel may have to check.
+
+        `512 - seq`, say, where a table of 512 rows is sliced to `seq` rows and added to `seq` rows.
+        """
+        return tuple(bound for bound in self.facts.bounds if symbols(bound) <= known)
 
     def dims(self) -> Dims:
         """Dim arithmetic (broadcasting, proofs) under this model's facts."""

@@ -79,6 +79,16 @@ def cut_external(folder: Path) -> Path:
     return path
 
 
+def link_external(folder: Path) -> Path:
+    (folder / "elsewhere").mkdir()
+    (folder / "models").mkdir()
+    path = bert.build(folder / "models" / "model.onnx", external=True)
+    data = folder / "models" / "model.onnx.data"
+    data.rename(folder / "elsewhere" / "blob")
+    data.symlink_to(folder / "elsewhere" / "blob")
+    return path
+
+
 def damage_weight(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 4), np.float32), "w"))
     model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-4]
@@ -96,6 +106,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "pointer": (break_bytes(lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:0"), "Git LFS pointer"),
     "external file missing": (lose_external, "should be in .*model.onnx.data, which is missing"),
     "external file cut": (cut_external, "model.onnx.data has \\d+ bytes; the weights of .* end at byte \\d+"),
+    "external file is a link": (link_external, "model.onnx.data is a link to another folder"),
     "old opset": (break_model(set_opset(6)), "opset 6 is not supported, 7 to \\d+ are"),
     "new opset": (break_model(set_opset(999)), "opset 999 is not supported"),
     "no opset": (break_model(lambda m: m.ClearField("opset_import")), "does not say which opset"),
@@ -170,7 +181,8 @@ INTERFACES = {
     "branches with one name": """agraph (bool c, float[n, 4] x) => (float[n, 4] y) {
         y = If(c) <
             then_branch = t () => (float[n, 4] u) { k = Constant<value_float = 2.0>() h = Add(k, k) u = Mul(x, h) },
-            else_branch = e () => (float[n, 4] u) { k = Constant<value_float = 3.0>() h = Add(k, k) u = Mul(x, h) }> }""",
+            else_branch = e () => (float[n, 4] u) { k = Constant<value_float = 3.0>() h = Mul(k, k) u = Mul(x, h) }>
+        }""",
     "branch passes an outer value on": """agraph (bool c, float[n, 4] x) => (float[n, 4] y, float[n, 4] o) {
         o = Neg(x) y = If(c) <then_branch = t () => (float[n, 4] u) { u = Identity(o) },
                               else_branch = e () => (float[n, 4] v) { v = Identity(x) }> }""",

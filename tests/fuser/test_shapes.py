@@ -293,7 +293,8 @@ def test_branches_keep_what_they_agree_on() -> None:
 
 
 def test_loops_keep_what_the_body_keeps() -> None:
-    model = parse("""agraph (int64 count, bool go, float[n, m] x) => (float[a, b] y, float[c, d] z, float[e, f, g] each) {
+    model = parse("""agraph (int64 count, bool go, float[n, m] x)
+        => (float[a, b] y, float[c, d] z, float[e, f, g] each) {
         y, z, each = Loop(count, go, x, x) <body = b (int64 i, bool more, float[p, q] s, float[r, t] w)
             => (bool more2, float[p, q] s2, float[u, v] w2, float[p, q] out) {
             more2 = Identity(more) s2 = Neg(s) w2 = Concat<axis = 0>(w, s) out = Abs(s) }> }""")
@@ -313,6 +314,13 @@ def test_scan_has_the_length_of_its_input() -> None:
     found = {value.name: shape for value, shape in infer(ir.from_proto(model)).shapes.items()}
     assert found["all"] == (Sym("n"), Sym("m"))
     assert found["last"] == (Sym("m"),)
+
+
+def test_bounds_tell_how_far_the_model_runs() -> None:
+    shapes = infer(ir.from_proto(bert.model()))
+    batch, seq = Sym("batch"), Sym("seq")
+    assert shapes.bounds(frozenset({batch, seq})) == (512 - seq,)
+    assert shapes.bounds(frozenset({batch})) == ()
 
 
 def test_an_exporters_names_are_not_facts() -> None:
