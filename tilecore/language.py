@@ -93,7 +93,7 @@ def clear(dst: Handle) -> None:
     fill(dst, False if dst.dtype is DType.BOOL else 0)
 
 
-def reduce(kind: str, src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+def reduce(src: Handle, dst: Handle, kind: str, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the "sum", "max", "min" or "prod" of `src` over axis `dim`; joined with the old `dst` unless `clear`."""
     source, target = _buffer(src, f"T.reduce_{kind}"), _buffer(dst, f"T.reduce_{kind}")
     rank = len(source.shape)
@@ -104,22 +104,22 @@ def reduce(kind: str, src: Handle, dst: Handle, dim: int = -1, clear: Flag = Tru
 
 def reduce_sum(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the sum of `src` over axis `dim`; 0 over no elements."""
-    reduce("sum", src, dst, dim, clear)
+    reduce(src, dst, "sum", dim, clear)
 
 
 def reduce_max(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the largest of `src` over axis `dim`, NaN if any is; -inf over no elements."""
-    reduce("max", src, dst, dim, clear)
+    reduce(src, dst, "max", dim, clear)
 
 
 def reduce_min(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the smallest of `src` over axis `dim`, NaN if any is; inf over no elements."""
-    reduce("min", src, dst, dim, clear)
+    reduce(src, dst, "min", dim, clear)
 
 
 def reduce_prod(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the product of `src` over axis `dim`; 1 over no elements."""
-    reduce("prod", src, dst, dim, clear)
+    reduce(src, dst, "prod", dim, clear)
 
 
 def Parallel(*extents: Operand) -> Iterator[Any]:

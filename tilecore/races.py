@@ -10,6 +10,7 @@ import math
 from tilecore.contract.expr import (
     Const,
     Expr,
+    Op,
     Sym,
     Var,
     from_polynomial,
@@ -63,10 +64,17 @@ def _element(store: Store) -> str:
 def _uncovered(index: Index, axes: tuple[Var, ...]) -> list[Var]:
     """Axes that `index` does not tell apart: different points of them may share an element."""
     left = [axis for axis in axes if axis.extent != Const(1, axis.dtype)]
+    joined = [  # x // n and x % n together are x
+        quotient * entry.args[1] + entry
+        for entry in index
+        if isinstance(entry, Op) and entry.name == "mod"
+        for quotient in index
+        if quotient is not entry
+    ]
     progress = True
     while progress:
         progress = False
-        for entry in index:
+        for entry in (*index, *joined):
             free = [axis for axis in left if axis in variables(entry)]
             if free and _separates(entry, free):
                 left = [axis for axis in left if axis not in free]

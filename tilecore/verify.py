@@ -264,7 +264,7 @@ def _expression(checker: _Checker, expr: Expr, where: _Place) -> None:
         for child in children(node):
             visit(child, inner)
 
-    visit(expr, frozenset())
+    visit(expr, where.tested)
 
 
 def _leaf(checker: _Checker, node: Expr, where: _Place) -> None:
@@ -296,7 +296,7 @@ def _leaf(checker: _Checker, node: Expr, where: _Place) -> None:
 
 
 def _check_inside(load: Load, where: _Place, guards: frozenset[Var]) -> None:
-    """The index is proved inside the buffer, or a select around it tests its variables."""
+    """The index is proved inside the buffer, or a select or `If` around it tests its variables."""
     for axis, (entry, dim) in enumerate(zip(load.index, load.source.shape, strict=True)):
         inside = nonnegative(entry) and nonnegative(dim - entry - 1)
         if not inside and not (variables(entry) & guards):

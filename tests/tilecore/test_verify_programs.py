@@ -213,6 +213,27 @@ def test_a_remainder_does_not_tell_points_apart() -> None:
     assert refusal(kernel).message.startswith("t[(i % 4)] is written by every point of i")
 
 
+def test_a_quotient_and_a_remainder_tell_points_apart() -> None:
+    def kernel() -> None:
+        with T.Kernel(8) as m:
+            t = T.alloc_fragment((4, 8), T.float32)
+            for i, j in T.Parallel(2, 16):
+                t[(i * 16 + j) // 8, j % 8] = T.cast(m, T.float32)
+
+    verify(program_of(kernel))
+
+
+def test_an_if_around_a_read_that_may_leave_its_tile() -> None:
+    def kernel(C: Handle) -> None:
+        with T.Kernel(8) as m:
+            s = T.alloc_fragment((8,), T.float32)
+            T.clear(s)
+            with T.If(m < 7):
+                C[m, 0] = s[m + 1]
+
+    verify(program_of(kernel))
+
+
 def test_reading_what_another_point_writes() -> None:
     def kernel() -> None:
         with T.Kernel(8):

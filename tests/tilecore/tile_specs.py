@@ -60,7 +60,7 @@ class AttentionForm:
     poison: str = "none"
 
 
-MASKS = ("none", "causal", "past", "window", "padding", "select", "bias", "rows", "capped-causal", "both")
+MASKS = ("none", "causal", "past", "window", "near", "padding", "select", "bias", "rows", "capped-causal", "both")
 
 
 def attention_case(form: AttentionForm, rng: np.random.Generator) -> Case:
@@ -130,6 +130,9 @@ def _masked(form: AttentionForm, score: Expr, index: tuple[Var, Var, Var, Var], 
         case "window":
             near = binary("and", causal, binary("lt", q - k, const(3)))
             return select(near, score, MINUS_INFINITY)
+        case "near":  # in 32-bit integers, as some exporters count positions
+            distance = unary("abs", cast(q, DType.I32) - cast(k, DType.I32))
+            return select(binary("lt", distance, const(3, DType.I32)), score, MINUS_INFINITY)
         case "padding":
             inputs.append(tensor("mask", B, K))
             return score + Load(inputs[-1], (b, k))

@@ -33,7 +33,7 @@ def row(outputs: tuple[Handle, ...], *, spec: RowSpec, block_m: Any = T.auto) ->
 def reduced(step: Step, tile: Handle) -> Handle:
     """The reduction of `tile` over its columns, one value per row."""
     result = T.alloc_fragment(tile.shape[:1], step.var.dtype)
-    T.reduce(step.kind, tile, result, dim=1)
+    T.reduce(tile, result, step.kind, dim=1)
     return result
 
 

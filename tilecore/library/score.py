@@ -9,7 +9,18 @@ from dataclasses import dataclass
 
 from tilecore import language as T
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Op, Var, from_polynomial, loads, polynomial, variables
+from tilecore.contract.expr import (
+    Const,
+    Expr,
+    Op,
+    Var,
+    apply,
+    const,
+    from_polynomial,
+    loads,
+    polynomial,
+    variables,
+)
 from tilecore.contract.spec import AttentionSpec, View
 from tilecore.language import Value
 from tilecore.library.epilogue import Epilogue
@@ -80,12 +91,13 @@ def score_of(spec: AttentionSpec) -> Score:
 
 def _bounds(spec: AttentionSpec) -> Iterator[Bound]:
     _, _, query, key = spec.score_axes
-    for predicate in _needed(spec.score):
-        yield from _linear(predicate, query, key)
+    for slack in _needed(spec.score):
+        if slack.dtype is DType.I64:
+            yield from _linear(slack, query, key)
 
 
 def _needed(score: Expr) -> Iterator[Expr]:
-    """Conditions without which `score` is exactly −inf, for any other values in it."""
+    """Integers that are all at least 0 wherever `score` is not exactly −inf, whatever the other values in it are."""
     match score:
         case Op(name="select", args=(condition, yes, no)):
             if _minus_infinity(no):
@@ -115,7 +127,7 @@ def _minus_infinity(expr: Expr) -> bool:
 
 
 def _conjuncts(condition: Expr, holds: bool) -> Iterator[Expr]:
-    """Conditions that all hold where `condition` is `holds`."""
+    """Integers that are all at least 0 where `condition` is `holds`."""
     if not isinstance(condition, Op):
         return
     if condition.name == "not":
@@ -124,25 +136,44 @@ def _conjuncts(condition: Expr, holds: bool) -> Iterator[Expr]:
         for part in condition.args:
             yield from _conjuncts(part, holds)
     elif condition.name in ("lt", "le", "gt", "ge") and condition.args[0].dtype.is_int:
-        if holds:
-            yield condition
-        else:
-            opposite = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}[condition.name]
-            yield Op(opposite, condition.args, DType.BOOL)
+        left, right = condition.args
+        if condition.name in (("gt", "ge") if holds else ("lt", "le")):
+            left, right = right, left
+        strict = condition.name in (("lt", "gt") if holds else ("le", "ge"))
+        yield from _slacks(_index(left), _index(right), 1 if strict else 0)
 
 
-def _linear(predicate: Expr, query: Var, key: Var) -> Iterator[Bound]:
-    """`predicate` as a bound of the key, when it is linear in query and key with nothing else but symbols."""
-    if not isinstance(predicate, Op):
-        return
-    left, right = predicate.args
-    if predicate.name in ("gt", "ge"):
-        left, right = right, left
-    slack = polynomial(right - left - (1 if predicate.name in ("lt", "gt") else 0))  # the predicate: slack ≥ 0
-    factors = {axis: slack.pop((axis,), 0) for axis in (query, key)}
-    rest = from_polynomial(slack)
+def _slacks(low: Expr, high: Expr, gap: int) -> Iterator[Expr]:
+    """Expressions that are all at least 0 where `low` + `gap` ≤ `high`; |x| is both x and −x."""
+    if isinstance(low, Op) and low.name == "abs":
+        yield high - low.args[0] - gap
+        yield high + low.args[0] - gap
+    else:
+        yield high - low - gap
+
+
+def _index(expr: Expr) -> Expr:
+    """An integer expression in i64: positions fit every integer type that a model counts them in."""
+
+    def visit(node: Expr) -> Expr:
+        if isinstance(node, Const):
+            return const(node.value)
+        if not isinstance(node, Op):
+            return node
+        if node.name == "cast" and node.args[0].dtype.is_int:
+            return visit(node.args[0])
+        return apply(node.name, *map(visit, node.args)) if node.name in ("add", "sub", "mul", "neg", "abs") else node
+
+    return visit(expr)
+
+
+def _linear(slack: Expr, query: Var, key: Var) -> Iterator[Bound]:
+    """`slack` ≥ 0 as a bound of the key, when it is linear in query and key with nothing else but symbols."""
+    terms = polynomial(slack)
+    factors = {axis: terms.pop((axis,), 0) for axis in (query, key)}
+    rest = from_polynomial(terms)
     if abs(factors[key]) != 1 or variables(rest) or loads(rest):
         return
-    # slack = key · (±1) + query · a + rest ≥ 0  ⇔  key ≤ query · a + rest, or key ≥ −(query · a + rest)
+    # key · (±1) + query · a + rest ≥ 0  ⇔  key ≤ query · a + rest, or key ≥ −(query · a + rest)
     upper = factors[key] < 0
     yield Bound(upper, factors[query] if upper else -factors[query], rest if upper else -rest)
