@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilecore.canonical import canonical
+from tilecore.clears import start_from_products
 from tilecore.contract.spec import Spec, check, outputs_of
 from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
@@ -26,9 +27,14 @@ from tilecore.profile import HardwareProfile
 from tilecore.recommend import Recommendation, recommend
 from tilecore.target import Target
 from tilecore.trace import trace
+from tilecore.verify import verify
 
 HEADERS = Path(__file__).parent / "csrc"
 PLACEHOLDER = "KERNEL_NAME"
+PASSES: tuple[Callable[[Program], Program], ...] = (
+    expand_buffer_copies,  # first: later stages know elementwise statements, not copies between buffers
+    start_from_products,  # needs single-trip loops as the kernel wrote them
+)
 Dump = Callable[[str, str], None]  # (stage, text)
 
 
@@ -54,11 +60,8 @@ def compile_spec(
     packed_spec, packed = pack_constants(canonical(spec))
     function, operands = kernel_for(packed_spec)
 
-    def at(extents: Mapping[str, int] | None) -> Program:
-        return trace(function, inputs=packed_spec.inputs, operands=operands, extents=extents)
-
-    choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, at, profile, targets[0])
-    program = at(choice.config)
+    choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, targets[0])
+    program = trace(function, inputs=packed_spec.inputs, operands=operands, extents=choice.config)
     signature = Signature(PLACEHOLDER, packed_spec.inputs, outputs_of(packed_spec), work_of(packed_spec))
     texts = {target.name: _emit(program, signature, target) for target in targets}
     digest = hashlib.sha256("\0".join(texts[name] for name in sorted(texts)).encode()).hexdigest()[:12]
@@ -71,7 +74,10 @@ def compile_spec(
 
 
 def _emit(program: Program, signature: Signature, target: Target) -> str:
-    plan = infer(expand_buffer_copies(program), target)
+    for rewrite in PASSES:
+        program = rewrite(program)
+        verify(program)
+    plan = infer(program, target)
     return emit_c(lower(plan), signature, target)
 
 

@@ -1,21 +1,19 @@
 """Tile recommendation: ranks tile extents for a machine by a cost model that says why.
 
-Comes in: a spec, a way to trace its kernel at given extents, a hardware profile. Goes out: configurations, best first,
-each with its predicted cycles; those that cannot work, with the reason. The model is a roofline per task: the cycles of
+Comes in: a spec and a hardware profile. Goes out: values for the tunable extents of the spec's kernel, best first, each with its predicted cycles; those that cannot work, with the reason. The model is a roofline per task: the cycles of
 its products and of its pointwise work, or of moving its operands from the cache that they fit, whichever is larger;
 then the tasks spread over the cores.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, Var, symbols
+from tilecore.contract.expr import Const, Expr, symbols
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, Spec, extent_of
 from tilecore.emit_expr import operation_count
 from tilecore.infer import choose_register_tile
-from tilecore.ir import Program
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target
 
@@ -42,9 +40,7 @@ class Recommendation:
     why: str
 
 
-def recommend(
-    spec: Spec, at: Callable[[Mapping[str, int] | None], Program], profile: HardwareProfile, target: Target
-) -> Recommendation:
+def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommendation:
     """The best candidate. ValueError lists every candidate with its reason when none fits."""
     ranked = rank(spec, profile, target)
     fitting = [candidate for candidate in ranked if not candidate.rejected]
@@ -52,8 +48,7 @@ def recommend(
         reasons = "\n".join(f"  {dict(candidate.config)}: {candidate.rejected}" for candidate in ranked)
         raise ValueError(f"no configuration fits:\n{reasons}")
     best = fitting[0]
-    names = {symbol.name for symbol in at(None).tunables}
-    return Recommendation({name: value for name, value in best.config.items() if name in names}, best.why)
+    return Recommendation(best.config, best.why)
 
 
 def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate]:
@@ -153,6 +148,3 @@ def _row(spec: RowSpec, config: Mapping[str, int], profile: HardwareProfile) -> 
     per_task = 4 * columns * block * passes / _bytes_per_cycle(profile, footprint) + TASK_CYCLES
     tasks = -(-rows // block)
     return Candidate(config, _spread(tasks, per_task, profile), f"{footprint >> 10} KiB of tiles, {tasks} tasks")
-
-
-__all__ = ["Candidate", "Recommendation", "Var", "rank", "recommend", "size"]

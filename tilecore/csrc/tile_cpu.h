@@ -59,7 +59,7 @@ TILE_INLINE f32v sqrt_f32v(f32v x) { return (f32v)_mm512_sqrt_ps((__m512)x); }
 TILE_INLINE f32v round_f32v(f32v x) { return (f32v)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 TILE_INLINE f32v floor_f32v(f32v x) { return (f32v)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 TILE_INLINE f32v ceil_f32v(f32v x) { return (f32v)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
-TILE_INLINE f32v scale_f32v(f32v p, f32v n) { return (f32v)_mm512_scalef_ps((__m512)p, (__m512)n); } /* p * 2^n */
+TILE_INLINE i32v to_i32v(f32v x) { return (i32v)_mm512_cvtps_epi32((__m512)x); }
 TILE_INLINE f32v load_masked_f32(const float* p, i32v m) { return (f32v)_mm512_maskz_loadu_ps(bits_of(m), p); }
 TILE_INLINE void store_masked_f32(float* p, i32v m, f32v v) { _mm512_mask_storeu_ps(p, bits_of(m), (__m512)v); }
 #elif defined(__AVX2__)
@@ -70,10 +70,7 @@ TILE_INLINE f32v sqrt_f32v(f32v x) { return (f32v)_mm256_sqrt_ps((__m256)x); }
 TILE_INLINE f32v round_f32v(f32v x) { return (f32v)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 TILE_INLINE f32v floor_f32v(f32v x) { return (f32v)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 TILE_INLINE f32v ceil_f32v(f32v x) { return (f32v)_mm256_round_ps((__m256)x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
-TILE_INLINE f32v scale_f32v(f32v p, f32v n) { /* p * 2^n in two steps, so that results may be denormal or infinite */
-    i32v k = (i32v)_mm256_cvtps_epi32((__m256)n), half = k >> 1;
-    return p * (f32v)((half + 127) << 23) * (f32v)((k - half + 127) << 23);
-}
+TILE_INLINE i32v to_i32v(f32v x) { return (i32v)_mm256_cvtps_epi32((__m256)x); }
 TILE_INLINE f32v load_masked_f32(const float* p, i32v m) { return (f32v)_mm256_maskload_ps(p, (__m256i)m); }
 TILE_INLINE void store_masked_f32(float* p, i32v m, f32v v) { _mm256_maskstore_ps(p, (__m256i)m, (__m256)v); }
 #else
@@ -86,10 +83,7 @@ TILE_EACH_LANE(sqrt_f32v, sqrtf)
 TILE_EACH_LANE(round_f32v, rintf)
 TILE_EACH_LANE(floor_f32v, floorf)
 TILE_EACH_LANE(ceil_f32v, ceilf)
-TILE_INLINE f32v scale_f32v(f32v p, f32v n) {
-    i32v k = __builtin_convertvector(n, i32v), half = k >> 1;
-    return p * (f32v)((half + 127) << 23) * (f32v)((k - half + 127) << 23);
-}
+TILE_INLINE i32v to_i32v(f32v x) { return __builtin_convertvector(x, i32v); }
 TILE_INLINE f32v load_masked_f32(const float* p, i32v m) {
     f32v v = {0};
     TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) if (m[i]) v[i] = p[i];
@@ -157,7 +151,27 @@ TILE_INLINE f32v abs_f32(f32v x) { return (f32v)((i32v)x & 0x7fffffff); }
 TILE_INLINE f32v sign_f32(f32v x) {
     return select_f32(x != x, x, select_f32(x > 0, splat_f32(1), select_f32(x < 0, splat_f32(-1), splat_f32(0))));
 }
-TILE_INLINE f32v exp2_reduced(f32v n, f32v r) { /* 2^n * e^r for |r| <= ln2 / 2 */
+/* p · 2^n for p in [0.7, 1.5) and whole n in [-126, 128], by adding n to the exponent; p must be 1 for n = 128. */
+TILE_INLINE f32v add_exponent(f32v p, f32v n) { return (f32v)((i32v)p + (to_i32v(n) << 23)); }
+TILE_INLINE f32v zero_where(i32v m, f32v x) { return (f32v)((i32v)x & ~m); }
+/* exp and exp2: results below 2^-126 are 0, above the largest float inf. */
+TILE_INLINE f32v exp2_f32(f32v x) {
+    f32v y = min_raw(splat_f32(128.0f), x); /* second operand: NaN goes through */
+    f32v n = round_f32v(y), r = y - n;
+    f32v p = splat_f32(1.5469732e-4f);
+    p = p * r + 1.3398874e-3f;
+    p = p * r + 9.6184370e-3f;
+    p = p * r + 5.5503324e-2f;
+    p = p * r + 2.4022651e-1f;
+    p = p * r + 6.9314720e-1f;
+    p = p * r + 1.0f;
+    return zero_where(x < -126.0f, add_exponent(p, n));
+}
+TILE_INLINE f32v exp_f32(f32v x) {
+    f32v y = min_raw(splat_f32(88.7228394f), x);
+    f32v n = round_f32v(y * 1.44269504f);
+    f32v r = y - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
     f32v p = splat_f32(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -165,19 +179,8 @@ TILE_INLINE f32v exp2_reduced(f32v n, f32v r) { /* 2^n * e^r for |r| <= ln2 / 2 
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    return scale_f32v(p, n);
-}
-TILE_INLINE f32v exp_f32(f32v x) {
-    x = max_raw(splat_f32(-105.0f), min_raw(splat_f32(89.0f), x)); /* second operand: NaN goes through */
-    f32v n = round_f32v(x * 1.44269504f);
-    f32v r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    return exp2_reduced(n, r);
-}
-TILE_INLINE f32v exp2_f32(f32v x) {
-    x = max_raw(splat_f32(-151.0f), min_raw(splat_f32(129.0f), x));
-    f32v n = round_f32v(x);
-    return exp2_reduced(n, (x - n) * 0.693147181f);
+    p = zero_where(x < -87.3365448f, add_exponent(p, n));
+    return select_f32(x > 88.7228394f, splat_f32(INFINITY), p);
 }
 TILE_INLINE f32v log_f32(f32v x) { /* Cephes: log(m * 2^e) with m in [sqrt(1/2), sqrt(2)) */
     f32v tiny = splat_f32(1.17549435e-38f);

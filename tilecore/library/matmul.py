@@ -20,7 +20,7 @@ def matmul(
     """C = epilogue(A · B) for A[g, m, k], B[g, k, n] and outputs over (g, m, n)."""
     batch, rows, depth = A.shape
     columns = B.shape[2]
-    with T.Kernel(T.ceildiv(columns, block_n), T.ceildiv(rows, block_m), batch) as (n, m, g):
+    with T.Kernel(T.ceildiv(rows, block_m), T.ceildiv(columns, block_n), batch) as (m, n, g):
         a = T.alloc_shared((block_m, block_k), A.dtype)
         b = T.alloc_shared((block_k, block_n), B.dtype)
         c = T.alloc_fragment((block_m, block_n), epilogue[0].dtype)
