@@ -15,7 +15,6 @@ from fuser.packing import Packing
 from fuser.region import Region
 from fuser.shape_call import Content
 from fuser.shapes import Shapes
-from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Op
 from tilecore.contract.panel import PANEL
 
@@ -24,6 +23,7 @@ COPY_LIMIT = 64 * 1024  # bytes of a constant that a body may hold; larger ones 
 OPERATORS: Mapping[str, str] = {
     "add": "Add", "mul": "Mul", "sub": "Sub", "floordiv": "Div", "mod": "Mod", "min": "Min", "max": "Max",
     "eq": "Equal", "lt": "Less", "le": "LessOrEqual", "and": "And", "or": "Or", "not": "Not", "select": "Where",
+    "div": "Div", "floor": "Floor", "ceil": "Ceil", "round": "Round", "sqrt": "Sqrt", "pow": "Pow", "abs": "Abs",
 }  # fmt: skip
 
 
@@ -158,23 +158,17 @@ class _Body:
     # -- arithmetic on dims -------------------------------------------------------------------------------------------
 
     def content(self, content: Content, dtype: ir.DataType | None) -> ir.Value:
-        """A small integer tensor, from the dims of the inputs."""
+        """A small tensor of known content, from the dims of the inputs."""
         items: list[Expr] = list(content.flat)
-        runs: list[ir.Value] = []
-        literals: list[int] = []
-        for item in [*items, None]:
-            if isinstance(item, Const):
-                literals.append(int(item.value))
-                continue
-            if literals:
-                runs.append(self.ints(*literals))
-                literals = []
-            if item is not None:
-                runs.append(self.dim(item))
+        literals = [item for item in items if isinstance(item, Const)]
+        if len(literals) == len(items) and dtype is not None:
+            array = np.array([item.value for item in literals]).astype(dtype.numpy())
+            return self.constant(array.reshape(content.shape))
+        runs = [self.dim(item) for item in items]
         result = self.emit("Concat", *runs, axis=0) if len(runs) > 1 else runs[0]
         if content.ndim != 1:
             result = self.emit("Reshape", result, self.ints(*content.shape))
-        if dtype is not None and dtype != (ir.DataType.BOOL if items[0].dtype is DType.BOOL else ir.DataType.INT64):
+        if dtype is not None and int(dtype) != items[0].dtype.row.onnx:
             result = self.emit("Cast", result, to=int(dtype))
         return result
 
@@ -192,6 +186,8 @@ class _Body:
             if expr in shape:
                 whole = self.emit("Shape", self.values[value])
                 return self.emit("Gather", whole, self.ints(shape.index(expr)), axis=0)
+        if isinstance(expr, Op) and expr.name == "cast":
+            return self.emit("Cast", self.dim(expr.args[0]), to=expr.dtype.row.onnx)
         if isinstance(expr, Op) and expr.name in OPERATORS:
             return self.emit(OPERATORS[expr.name], *(self.dim(arg) for arg in expr.args))
         raise RewriteError(f"{self.region.label}: the dim {expr} cannot be had from the dims of the region's inputs")

@@ -273,3 +273,24 @@ def test_regions_inside_a_branch(tmp_path: Path) -> None:
         x = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
         feeds: dict[str, npt.NDArray[np.generic]] = {"c": np.array(condition), "x": x}
         np.testing.assert_array_equal(run(before, feeds)[0], run(after, feeds)[0])
+
+
+def test_shape_arithmetic_is_rebuilt_in_the_body(tmp_path: Path) -> None:
+    """A body reads the dims of its inputs, and nothing of the graph around it."""
+    original = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        agraph (float[n, 4] x) => (float[a] y) {
+        s = Shape(x) zero = Constant<value_ints = [0]>() n = Gather(s, zero) twenty = Constant<value_ints = [20]>()
+        count = Mul(n, twenty) most = Max(count, zero) float = Cast<to = 1>(most) two = Constant<value_floats = [2.0]>()
+        half = Div(float, two) floor = Floor(half) each = Cast<to = 7>(floor) doubled = Add(each, each)
+        a = MatMul(x, w) y = Reshape(a, doubled) }""")
+    weight = np.random.default_rng(0).standard_normal((4, 20)).astype(np.float32)
+    original.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    before, after = write(original, tmp_path / "in.onnx"), tmp_path / "out.onnx"
+    model = load(before)
+    rewritten = rewrite(model, [Replacement(by_hand(model, "a", "y"), "FusedLinear")])
+    save(rewritten.model, after)
+    assert [node.op_type for node in rewritten.model.graph] == ["FusedLinear"]
+    onnx.checker.check_model(str(after), full_check=True)
+    x = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
+    feeds: dict[str, npt.NDArray[np.generic]] = {"x": x}
+    np.testing.assert_array_equal(run(before, feeds)[0], run(after, feeds)[0])
