@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError
 from onnx import inliner
 from onnx_ir.passes import common
 
+from fuser.body import DOMAIN
 from fuser.simplify import simplify
 
-DOMAIN = "tilefuse"
 OLDEST_OPSET = 7
 LFS_POINTER = b"version https://git-lfs"
 
