@@ -1,4 +1,4 @@
-"""Finds attention: a contraction whose one operand comes from a softmax over the contracted axis of another contraction.
+"""Finds attention: a contraction one of whose operands is a softmax, over the contracted axis, of another contraction.
 
 Comes in: the second contraction. Goes out: a draft of the region, or a refusal that says how far the search got.
 Nothing is matched but the two sums and the softmax: all that lies between and around them is inlined as expressions.
@@ -10,21 +10,18 @@ import onnx_ir as ir
 
 from fuser.cuts import Cuts, trail
 from fuser.dots import Dot, axes_of, dot_of, is_dot
-from fuser.element import ONE, ZERO, Index, LiftError, flatten, shape_of, unflatten
+from fuser.element import ONE, ZERO, At, Index, LiftError, flatten, shape_of, unflatten
 from fuser.growth import Growth, grow
 from fuser.lower import Draft, result
+from fuser.region import Region
 from fuser.softmax import Site
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Var, cast, const, loads, substitute, variables
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, cast, const, loads, substitute, variables, walk
 from tilecore.contract.spec import AttentionSpec, Tensor, View
 
 RAW = Var("raw", DType.F32)
 ACC = Var("acc", DType.F32)
 KIND = "attention"
-
-
-class Refused(ValueError):
-    """A contraction over softmax probabilities that is not fused; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class Found:
 
 
 def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
-    """The attention that ends in `second`; None when no softmax feeds it. Refused when one does but cannot be fused."""
+    """The attention that ends in `second`; None when no softmax feeds it, LiftError when one cannot be fused."""
     o = axes_of(shape_of(second.out, cuts.shapes), "o")
     if second.depth == ONE:
         return None
@@ -68,17 +65,15 @@ def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
             continue
         try:
             if len(reached) > 1:
-                raise Refused(f"it mixes the probabilities of {len(reached)} softmaxes")
+                raise LiftError(f"it mixes the probabilities of {len(reached)} softmaxes")
             site = cuts.sites[reached[0]]
             probability = cuts.reader("side", anchors=frozenset(reached), through=through).at(weights, where)
             v = cuts.reader("operand").at(values, place)
             return _between(second, site, dots, cuts, (o, key, probability, v))
         except LiftError as error:
             refusals.append(str(error))
-        except Refused as error:
-            refusals.append(str(error))
     if refusals:
-        raise Refused("; ".join(refusals))
+        raise LiftError("; ".join(refusals))
     return None
 
 
@@ -88,14 +83,16 @@ def _between(
     o, key, probability, v = parts
     load = _only(probability, cuts, site.output, "the probabilities are read at more than one key")
     weights = weights_of(probability, load, key)
-    if cuts.remains.users_of(site.output) & {"outside"} or _kept(site, second, cuts):
-        raise Refused(f"the probabilities of {site.node.name!r} are needed elsewhere too, so they are computed anyway")
+    if _kept(site, second, cuts):
+        raise LiftError(
+            f"the probabilities of {site.node.name!r} are needed elsewhere too, so they are computed anyway"
+        )
     position, rows = _softmax_index(load, site, key, cuts)
     shape = shape_of(site.input, cuts.shapes)
     total = shape[position]
-    through, reached = trail(site.input, frozenset(dots))
+    _, reached = trail(site.input, frozenset(dots))
     if not reached:
-        raise Refused("the scores do not come from a contraction")
+        raise LiftError("the scores do not come from a contraction")
     problems: list[str] = []
     for anchor in reached:
         reader = cuts.reader("side", anchors=frozenset({anchor}), through=trail(site.input, frozenset({anchor}))[0])
@@ -107,15 +104,13 @@ def _between(
             return _draft(found, cuts)
         except LiftError as error:
             problems.append(str(error))
-        except Refused as error:
-            problems.append(str(error))
-    raise Refused("; ".join(dict.fromkeys(problems)))
+    raise LiftError("; ".join(dict.fromkeys(problems)))
 
 
 def _only(expr: Expr, cuts: Cuts, value: ir.Value, problem: str) -> Load:
     found = [load for load in loads(expr) if load.source is cuts.tensors.get(value)]
     if len(found) != 1:
-        raise Refused(problem if found else f"{value.name!r} does not take part")
+        raise LiftError(problem if found else f"{value.name!r} does not take part")
     return found[0]
 
 
@@ -125,9 +120,9 @@ def _kept(site: Site, second: Dot, cuts: Cuts) -> bool:
     stack, seen = [site.output], {site.output}
     while stack:
         for user in cuts.remains.users_of(stack.pop()):
-            if not isinstance(user, ir.Node):
+            if isinstance(user, str | Region):
                 return True
-            if is_dot(user) or any(True for _ in ()):
+            if is_dot(user):
                 ends.add(user)
                 continue
             if cuts.remains.position[user] > cuts.remains.position[second.node]:
@@ -160,7 +155,9 @@ def weights_of(expr: Expr, load: Load, key: Var) -> Weights:
                 if expr.name == "div":
                     factor = const(1.0) / factor
                 return Weights(inner.guard, factor if inner.factor is None else inner.factor * factor)
-    raise Refused(f"after the softmax the probabilities p go through {_sketch(expr, load)}, which the sum cannot take over")
+    raise LiftError(
+        f"after the softmax the probabilities p go through {_sketch(expr, load)}, which the sum cannot take over"
+    )
 
 
 def _guarded(expr: Op) -> Expr | None:
@@ -185,33 +182,35 @@ def _sketch(expr: Expr, load: Load) -> str:
 
 
 def _softmax_index(load: Load, site: Site, key: Var, cuts: Cuts) -> tuple[int, Index]:
-    """The axis of the softmax that is the key, and the probabilities' index. Refused when it is not the key alone."""
+    """The axis of the softmax that is the key, and the probabilities' index. LiftError when it is not the key alone."""
     shape = shape_of(site.output, cuts.shapes)
     axes = [axis for axis in site.axes if shape[axis] != ONE]
     if len(axes) != 1:
-        raise Refused(f"the softmax sums over {len(axes)} axes, {', '.join(map(str, site.axes))} of {site.output.name!r}")
+        raise LiftError(
+            f"the softmax sums over {len(axes)} axes, {', '.join(map(str, site.axes))} of {site.output.name!r}"
+        )
     axis = axes[0]
     for position, index in enumerate(load.index):
         if (key in variables(index)) != (position == axis):
-            raise Refused(f"the softmax sums over axis {axis}, the contraction over axis {position} or none of it")
+            raise LiftError(f"the softmax sums over axis {axis}, the contraction over axis {position} or none of it")
     return axis, load.index
 
 
 def _sink(
-    at: object, site: Site, place: tuple[int, Index], sizes: tuple[Expr, Expr, Expr, Var], anchor: ir.Value
+    at: At, site: Site, place: tuple[int, Index], sizes: tuple[Expr, Expr, Expr, Var], anchor: ir.Value
 ) -> Expr | None:
-    """The extra logit, when the softmax is one longer than the contracted axis. Refused for any other difference."""
+    """The extra logit, when the softmax is one longer than the contracted axis. LiftError for any other difference."""
     position, rows = place
     total, keys, here, key = sizes
     shift = here - key
     if shift == ZERO and total == keys:
         return None
     if total != keys + 1 or shift not in (ZERO, ONE):
-        raise Refused(f"the softmax sums over {total} keys, the contraction over {keys}")
+        raise LiftError(f"the softmax sums over {total} keys, the contraction over {keys}")
     extra = keys if shift == ZERO else ZERO
-    expr = at(site.input, (*rows[:position], extra, *rows[position + 1 :]))  # type: ignore[operator]
+    expr = at(site.input, (*rows[:position], extra, *rows[position + 1 :]))
     if any(load.source.name == anchor.name for load in loads(expr)):
-        raise Refused("the extra logit depends on the scores")
+        raise LiftError("the extra logit depends on the scores")
     return expr
 
 
@@ -232,14 +231,14 @@ def _scores(
     )
     with_key = [key in variables(side) for side in sides]
     if with_key == [True, True]:
-        raise Refused("both operands of the score contraction depend on the key")
+        raise LiftError("both operands of the score contraction depend on the key")
     if with_key == [False, False]:
-        raise Refused("no operand of the score contraction depends on the key")
+        raise LiftError("no operand of the score contraction depends on the key")
     q, k = sides if with_key[1] else sides[::-1]
     plain = first.finish(RAW, load.index, cuts.reader("side").at)
     score = cast(substitute(score, {load: plain}), DType.F32)
     if any(side.dtype is DType.F64 for side in (q, k, v)):
-        raise Refused("f64 attention would be computed in f32")
+        raise LiftError("f64 attention would be computed in f32")
     return Found(second, first, site, o, key, width, q, k, v, score, sink, weights)
 
 
@@ -293,7 +292,7 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
     growth = Growth(cuts, {found.second.out: where}, {found.second.out: value}, [found.second.node])
     extent = grow(growth)
     if not extent.results:
-        raise Refused("nothing reads the result")
+        raise LiftError("nothing reads the result")
     in_axes = {name: substitute(expr, axes.renamed) for name, expr in
                (("q", found.q), ("k", found.k), ("v", found.v), ("score", found.score))}  # fmt: skip
     views = {
@@ -304,9 +303,7 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
     sink = None
     if found.sink is not None:
         sink = View("sink", (b, h, q), cast(substitute(found.sink, axes.renamed), DType.F32))
-    results = tuple(
-        result(cuts, out, (b, h, q, e), growth.where[out], growth.value[out]) for out in extent.results
-    )
+    results = tuple(result(cuts, out, (b, h, q, e), growth.where[out], growth.value[out]) for out in extent.results)
 
     def spec(inputs: tuple[Tensor, ...]) -> AttentionSpec:
         return AttentionSpec(
@@ -314,9 +311,12 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
             nan_guard=found.weights.guard, sink=sink,
         )  # fmt: skip
 
-    programs = (*(view.value for view in views.values()), in_axes["score"], *((sink.value,) if sink else ()),
-                *(r.value for r in results), *(i for r in results for i in r.place.index), b, h, q, e, found.key)  # fmt: skip
-    return Draft(KIND, _label(found, in_axes["score"]), core | frozenset(extent.nodes), extent.results, programs, spec)
+    programs: list[Expr] = [*(view.value for view in views.values()), in_axes["score"], b, h, q, e, found.key]
+    programs += [sink.value] if sink is not None else []
+    for made in results:
+        programs += [made.value, *made.place.index]
+    label = _label(found, in_axes["score"], q)
+    return Draft(KIND, label, core | frozenset(extent.nodes), extent.results, tuple(programs), spec)
 
 
 def _core(found: Found) -> frozenset[ir.Node]:
@@ -332,15 +332,17 @@ def _core(found: Found) -> frozenset[ir.Node]:
     return frozenset(pieces)
 
 
-def _label(found: Found, score: Expr) -> str:
-    parts = [KIND]
-    if any(isinstance(node, Op) and node.name in ("select",) for node in (score,)):
-        parts.append("masked")
-    if found.sink is not None:
-        parts.append("sink")
-    if found.weights.guard:
-        parts.append("NaN guard")
-    return ", ".join(parts)
+def _label(found: Found, score: Expr, query: Var) -> str:
+    """What the report calls it."""
+    tests = [node for node in walk(score) if isinstance(node, Op) and node.name in ("lt", "le", "gt", "ge")]
+    by_index = any({query, found.key} <= variables(test) and not loads(test) for test in tests)
+    traits = {
+        "by position": by_index,
+        "masked": bool(loads(score)),
+        "sink": found.sink is not None,
+        "NaN guard": found.weights.guard,
+    }
+    return ", ".join([KIND, *(name for name, present in traits.items() if present)])
 
 
 def dots_of(nodes: tuple[ir.Node, ...], cuts: Cuts) -> tuple[dict[ir.Value, Dot], dict[ir.Node, str]]:

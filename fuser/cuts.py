@@ -1,8 +1,8 @@
 """Where a region stops looking back: which values it reads as inputs, and which it computes from others.
 
 Comes in: what is left of the graph. Goes out: a decision per value. A value is computed inside a region when it is a
-view, when it is index arithmetic, or when computing it costs little and loads fewer bytes than it has (for q, k and v: at
-most twice as many, since rotary tables come with them). Everything else is read.
+view, when it is index arithmetic, or when computing it costs little and loads fewer bytes than it has (for q, k and v:
+at most twice as many, since rotary tables come with them). Everything else is read.
 """
 
 from dataclasses import dataclass, field
@@ -35,13 +35,15 @@ class Plan:
 
 @dataclass(slots=True)
 class Cuts:
-    """The decisions for one graph. `mode` "view" looks through views only, "operand" is for q, k and v, "side" for others."""
+    """Decisions by mode: "view" looks through views only, "operand" is for q, k and v, "side" for others."""
 
     shapes: Shapes
     opset: int
     remains: Remains
     sites: dict[ir.Value, Site]
     tensors: dict[ir.Value, Tensor] = field(default_factory=dict[ir.Value, Tensor])
+    values: dict[str, ir.Value] = field(default_factory=dict[str, ir.Value])
+    _known: dict[ir.Value, bool] = field(default_factory=dict[ir.Value, bool])
     _plans: dict[tuple[ir.Value, str], Plan] = field(default_factory=dict[tuple[ir.Value, str], Plan])
     _homes: dict[ir.Value, tuple[bool, bool]] = field(default_factory=dict[ir.Value, tuple[bool, bool]])
 
@@ -55,6 +57,7 @@ class Cuts:
             constant = value.const_value is not None and not value.is_graph_input()
             shape = shape_of(value, self.shapes)
             self.tensors[value] = Tensor(value.name or "", dtype_of(value, self.shapes), shape, constant)
+            self.values[value.name or ""] = value
         return self.tensors[value]
 
     def load(self, value: ir.Value, index: tuple[Expr, ...]) -> Expr:
@@ -69,7 +72,7 @@ class Cuts:
         through: frozenset[ir.Value] = NOTHING,
         bound: Leaf | None = None,
     ) -> Inliner:
-        """An inliner that loads `anchors`, never stops at `through`, asks `bound` first and this object's plans last."""
+        """An inliner that loads `anchors`, never stops at `through`, asks `bound` first and the plans last."""
 
         def leaf(value: ir.Value, index: tuple[Expr, ...]) -> Expr | None:
             found = bound(value, index) if bound is not None else None
@@ -85,8 +88,13 @@ class Cuts:
 
     def is_known(self, value: ir.Value) -> bool:
         """Whether the value's elements need no load: a pattern of the index, or small known integers."""
+        if value not in self._known:
+            self._known[value] = self._is_known(value)
+        return self._known[value]
+
+    def _is_known(self, value: ir.Value) -> bool:
         shape = self.shapes.shape(value)
-        if shape is None:
+        if shape is None or value.is_graph_input():
             return False
         index = tuple(Var(f"i{axis}", extent=dim) for axis, dim in enumerate(shape))
         try:
@@ -131,7 +139,8 @@ class Cuts:
             return whole
         if mode == "operand" and len(users) > 1 and all(len(part.leaves) > 0 for part in parts):
             return whole
-        loaded = sum(self.size(leaf) for leaf in leaves)
+        count = sample_count(self.tensor(value).shape)
+        loaded = sum(min(self.size(leaf), count * self.tensor(leaf).dtype.row.bytes) for leaf in leaves)
         allowed = 2 * self.size(value) if mode == "operand" else self.size(value) - 1
         return Plan(leaves, cost) if cost <= BUDGET and loaded <= allowed else whole
 
@@ -190,8 +199,10 @@ def sample_count(shape: Shape) -> int:
     return count
 
 
-def trail(value: ir.Value, targets: frozenset[ir.Value], *, limit: int = 400) -> tuple[frozenset[ir.Value], list[ir.Value]]:
-    """The values between `value` and those of `targets` that it is made of by views and pointwise work, and the targets.
+def trail(
+    value: ir.Value, targets: frozenset[ir.Value], *, limit: int = 400
+) -> tuple[frozenset[ir.Value], list[ir.Value]]:
+    """The values between `value` and those of `targets` that views and pointwise work make it of, and these targets.
 
     Targets come nearest first. Chains that visit more than `limit` values are not followed to their end.
     """

@@ -4,7 +4,7 @@ Invariant of `Remains`: a node is alive exactly when one of its outputs, not mad
 node, a region, a subgraph or the graph's outputs.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -80,11 +80,8 @@ class Remains:
                 if producer is not None and producer in self.position:
                     pending.append(producer)
 
-    def reaches(self, starts: Iterable[ir.Value], targets: set[ir.Node], *, inside: set[ir.Value]) -> bool:
-        """Whether some of `starts` (values outside) depends on a node of `targets`, regions counted as one node.
-
-        Walks that enter `inside` values end there: those are the region's own.
-        """
+    def reaches(self, starts: Iterable[ir.Value], targets: set[ir.Node]) -> bool:
+        """Whether some of `starts` depends on a node of `targets` (regions seen through)."""
         if not targets:
             return False
         low = min(self.position[node] for node in targets)
@@ -92,23 +89,38 @@ class Remains:
         stack = list(starts)
         while stack:
             value = stack.pop()
-            if value in seen:
+            node = value.producer()
+            if value in seen or node is None or self.position.get(node, -1) < low:
                 continue
             seen.add(value)
-            if value in inside:
-                return True
-            maker = self.makers.get(value)
-            if maker is not None:
-                stack.extend(maker.inputs)
-                continue
-            node = value.producer()
-            if node is None:
-                continue
             if node in targets:
                 return True
-            if self.position.get(node, -1) >= low or self.makers:
-                stack.extend(v for v in node.inputs if v is not None)
+            stack.extend(source for source in node.inputs if source is not None)
         return False
+
+    def circular(self, regions: Sequence[Region]) -> list[Region]:
+        """The regions on a cycle, or between cycles, of the graph in which every region is one node."""
+        makers = {value: region for region in regions for value in region.outputs}
+        done: set[User] = set()
+        waiting: list[User] = [*self.nodes, *regions]
+        while True:
+            left = [item for item in waiting if any(maker not in done for maker in _needs(item, makers))]
+            done.update(set(waiting) - set(left))
+            if not left or len(left) == len(waiting):
+                break
+            waiting = left
+        return [item for item in left if isinstance(item, Region)]
+
+
+def _needs(item: User, makers: Mapping[ir.Value, Region]) -> list[User]:
+    """The nodes and regions that make what the item reads."""
+    values: list[ir.Value] = []
+    if isinstance(item, ir.Node):
+        values = [*(value for value in item.inputs if value is not None), *captured(item)]
+    elif not isinstance(item, str):
+        values = list(item.inputs)
+    found = [makers.get(value) or value.producer() for value in values]
+    return [maker for maker in found if maker is not None]
 
 
 def captured(node: ir.Node) -> set[ir.Value]:

@@ -98,10 +98,11 @@ class Growth:
 
     def check_sources(self, expr: Expr) -> None:
         """LiftError when the expression loads something that depends on the region."""
-        by_name = {tensor.name: value for value, tensor in self.cuts.tensors.items()}
-        fresh = {by_name[load.source.name] for load in loads(expr)} - self._checked
+        fresh = {self.cuts.values[load.source.name] for load in loads(expr)} - self._checked
+        if not fresh:
+            return
         producers = {node for value in self.where if (node := value.producer()) is not None}
-        if fresh and self.cuts.remains.reaches(fresh, producers, inside=set(self.value)):
+        if self.cuts.remains.reaches(fresh, producers):
             raise LiftError("another operand depends on this region's result")
         self._checked |= fresh
 

@@ -85,7 +85,11 @@ class Inliner:
         node = value.producer()
         rule = None if node is None else rule_of(node)
         if node is None or rule is None:
-            what = "is not an input of the region" if node is None else f"comes from {node.op_type}, which has no element rule"
+            what = (
+                "is not an input of the region"
+                if node is None
+                else f"comes from {node.op_type}, which has no element rule"
+            )
             raise LiftError(f"{value.name!r} {what}")
         try:
             return rule(Element(node, value.index() or 0, index, self.at, self.shapes, self.opset))

@@ -120,10 +120,6 @@ def _is_inf(e: Element) -> Expr:
     return result
 
 
-def _negate(comparison: str) -> Rule:
-    return lambda e: apply("not", binary(comparison, e.broadcast(0), e.broadcast(1)))
-
-
 def _gelu_exact(x: Expr) -> Expr:
     return x * 0.5 * (unary("erf", x * _number(math.sqrt(0.5), x)) + 1.0)
 
@@ -314,4 +310,3 @@ COSTS: dict[str, int] = {
     **dict.fromkeys(("Mod",), 6),
     **dict.fromkeys(("Div", "Sqrt", "Reciprocal"), 3),
 }
-

@@ -16,14 +16,13 @@ from fuser.element import (
     Element,
     Index,
     attribute,
-    content_of,
     dtype_of,
     reindex,
     shape_of,
 )
 from fuser.shapes import Shapes
 from tilecore.contract.dtype import DType, from_onnx
-from tilecore.contract.expr import Const, Expr, apply, binary, cast, const, nonnegative, select
+from tilecore.contract.expr import Const, Expr, apply, binary, cast, const, loads, nonnegative, select
 
 
 def _identity(e: Element) -> Expr:
@@ -145,12 +144,15 @@ def _literal(e: Element, value: Expr) -> int:
 
 
 def _in_range(position: Expr, dim: Expr) -> Expr:
-    """A gather index counted from the front."""
+    """A gather index counted from the front. One that comes from data is kept inside, so that no input reads beyond."""
     if nonnegative(position):
         return position
     if isinstance(position, Const):
         return position + dim
-    return select(binary("lt", position, ZERO), position + dim, position)
+    wrapped = select(binary("lt", position, ZERO), position + dim, position)
+    if not loads(position):
+        return wrapped
+    return binary("min", binary("max", wrapped, ZERO), dim - 1)
 
 
 def _gather(e: Element) -> Expr:
@@ -173,9 +175,7 @@ def _gather_nd(e: Element) -> Expr:
     batch = int(e.attribute("batch_dims", 0))
     count = _literal(e, indices[-1])
     outer = e.index[: len(indices) - 1]
-    picked = tuple(
-        _in_range(cast(e.read(1, (*outer, const(i))), DType.I64), shape[batch + i]) for i in range(count)
-    )
+    picked = tuple(_in_range(cast(e.read(1, (*outer, const(i))), DType.I64), shape[batch + i]) for i in range(count))
     return e.read(0, (*outer[:batch], *picked, *e.index[len(indices) - 1 :]))
 
 
@@ -184,10 +184,8 @@ def _depth_to_space(e: Element) -> Expr:
     n, c, y, x = e.index
     channels = e.result_shape[1]
     dy, dx = y % const(block), x % const(block)
-    if e.attribute("mode", "DCR") == "CRD":
-        channel = (c * block + dy) * block + dx
-    else:
-        channel = (dy * block + dx) * channels + c
+    channels_first = e.attribute("mode", "DCR") == "CRD"
+    channel = (c * block + dy) * block + dx if channels_first else (dy * block + dx) * channels + c
     return e.read(0, (n, channel, y // const(block), x // const(block)))
 
 
@@ -196,9 +194,7 @@ def _space_to_depth(e: Element) -> Expr:
     n, c, y, x = e.index
     channels = e.shape(0)[1]
     phase = c // channels
-    return e.read(
-        0, (n, c % channels, y * block + phase // const(block), x * block + phase % const(block))
-    )
+    return e.read(0, (n, c % channels, y * block + phase // const(block), x * block + phase % const(block)))
 
 
 def _pad(e: Element) -> Expr:
@@ -349,7 +345,8 @@ def constant_element(value: ir.Value, index: Index, shapes: Shapes) -> Expr | No
 def _may_be_pattern(tensor: ir.TensorProtocol, dtype: DType) -> bool:
     """Weights are not worth reading: only integers and square-looking masks are."""
     if dtype.is_float:
-        return len(tensor.shape) >= 2 and all(int(d) == 1 for d in tensor.shape[:-2]) and int(tensor.shape[-2]) > 1
+        sizes = [int(size) for size in tensor.shape.numpy()]
+        return len(sizes) >= 2 and all(size == 1 for size in sizes[:-2]) and sizes[-2] > 1
     return True
 
 
@@ -384,4 +381,3 @@ def _banded(array: np.ndarray, index: Index, dtype: DType) -> Expr | None:
         below = binary("lt", offset, const(border - (len(matrix) - 1)))
         result = select(below, const(diagonals[border - 1].item(), dtype), result)
     return result
-

@@ -13,8 +13,10 @@ from fuser.cuts import Cuts
 from fuser.element import Index, LiftError, content_of
 from fuser.lift import rule_of
 from fuser.region import Region
-from tilecore.contract.expr import Expr, Sym, loads, symbols, variables
+from tilecore.contract.expr import Expr, Sym, Var, loads, symbols, variables
 from tilecore.contract.spec import Place, Result, Spec, SpecError, Tensor, check
+
+COPY_LIMIT = 64 * 1024  # bytes of a constant that a function body may hold; larger ones become inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,16 @@ class Draft:
     spec: Callable[[tuple[Tensor, ...]], Spec]
 
 
-def result(cuts: Cuts, value: ir.Value, axes: Sequence[Expr], index: Index, program: Expr) -> Result:
+def result(cuts: Cuts, value: ir.Value, axes: Sequence[Var], index: Index, program: Expr) -> Result:
     """The result that stores `program` as element `index` of `value`, for every element `axes` of the region."""
-    variables_of = tuple(axes)
-    place = Place(cuts.tensor(value), variables_of, index)  # pyright: ignore[reportArgumentType]
-    return Result(place, program)
+    if not index:
+        raise LiftError(f"{value.name!r} is a single number")
+    return Result(Place(cuts.tensor(value), tuple(axes), index), program)
 
 
 def lower(draft: Draft, cuts: Cuts, model_inputs: Iterable[ir.Value]) -> Region:
     """The region. LiftError when its symbols cannot be bound or its spec breaks an invariant."""
-    by_name = {tensor.name: value for value, tensor in cuts.tensors.items()}
-    inputs = list(dict.fromkeys(by_name[load.source.name] for expr in draft.programs for load in loads(expr)))
+    inputs = list(dict.fromkeys(cuts.values[load.source.name] for expr in draft.programs for load in loads(expr)))
     nodes = _body(draft, inputs, cuts)
     outputs = tuple(cuts.tensor(value) for value in draft.outputs)
     tensors = tuple(cuts.tensor(value) for value in inputs)
@@ -64,7 +65,7 @@ def _body(draft: Draft, inputs: list[ir.Value], cuts: Cuts) -> tuple[ir.Node, ..
         node = value.producer()
         if content_of(value, cuts.shapes) is not None and node not in draft.core:
             continue
-        if value.const_value is not None and value.const_value.size == 1:
+        if value.const_value is not None and value.const_value.nbytes <= COPY_LIMIT and not value.is_graph_input():
             continue
         if node is None or value in cuts.remains.makers or (node not in draft.core and rule_of(node) is None):
             inputs.append(value)

@@ -18,16 +18,18 @@ from tilecore.contract.spec import Result, RowSpec, Step, Tensor
 KIND = "row"
 BEFORE = 16  # nodes that a row program takes in before its first reduction
 HEAVY = 10  # multiplications per element that make one pointwise node worth a kernel
-SMALL = 64  # elements below which a pointwise tensor is not worth one
+SMALL = 16  # elements below which a pointwise tensor is not worth one
 NARROW = 16  # columns that a pointwise program has at least, where the shape has as many
 
 
 def from_reduction(node: ir.Node, cuts: Cuts) -> Draft:
-    """The row program around a reduction. LiftError when it cannot be written as one, or is nothing but the reduction."""
+    """The row program around a reduction. LiftError when it cannot be written as one, or is that reduction alone."""
     source = node.inputs[0]
     if source is None:
         raise LiftError("it has no input")
-    rows = Rows(cuts.shapes, cuts.opset, shape_of(source, cuts.shapes), axes_of_reduction(node, cuts.shapes, cuts.opset))
+    rows = Rows(
+        cuts.shapes, cuts.opset, shape_of(source, cuts.shapes), axes_of_reduction(node, cuts.shapes, cuts.opset)
+    )
     if not rows.axes:
         raise LiftError("it reduces no axis")
     before = _before(node, rows, cuts)
@@ -128,7 +130,7 @@ def _share(
             continue
         programs = [step.value for step in kept] + values
         users = [i for i, program in enumerate(programs) if any(part == tile for part in walk(program))]
-        if len(users) < 2 or users[0] >= len(kept) or kept[users[0]].kind == "tile" and len(users) == 2 and False:
+        if len(users) < 2 or users[0] >= len(kept):
             continue
         if any(step.kind == "tile" and step.value == tile for step in kept):
             continue

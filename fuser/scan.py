@@ -40,14 +40,15 @@ class _Scan:
             if draft is None:
                 return
             region = lower(draft, self.cuts, self.model.graph.inputs)
-        except (LiftError, attention.Refused) as error:
+        except LiftError as error:
             self.miss(kind, node, str(error))
             return
         self.regions.append(region)
         self.cuts.remains.take(region)
         self.cuts.forget()
-        for taken in region.nodes:
-            self.misses.pop(taken, None)
+        for taken in region.nodes:  # a contraction may be taken that was missed as attention: that miss stays
+            if taken in self.misses and self.misses[taken].kind == kind:
+                del self.misses[taken]
 
     def miss(self, kind: str, node: ir.Node, reason: str) -> None:
         """Note a miss; the first kind that was tried says most."""
@@ -65,10 +66,20 @@ def scan(model: ir.Model, shapes: Shapes) -> tuple[tuple[Region, ...], tuple[Mis
         state.miss("contraction", node, reason)
     for finder in (_attentions, _contractions, _reductions, _pointwise):  # the deepest structure first
         finder(state)
-    order = remains.position
-    regions = tuple(sorted(state.regions, key=lambda region: order[region.nodes[-1]]))
-    alive = [miss for node, miss in state.misses.items() if node in remains.alive]
-    return regions, tuple(alive)
+    regions = _acyclic(state)
+    fused = {node for region in regions if region.kind == attention.KIND for node in region.nodes}
+    return regions, tuple(miss for node, miss in state.misses.items() if node not in fused)
+
+
+def _acyclic(state: _Scan) -> tuple[Region, ...]:
+    """The regions in graph order, without those that would wait for each other."""
+    order = state.cuts.remains.position
+    regions = sorted(state.regions, key=lambda region: order[region.nodes[-1]])
+    while circular := state.cuts.remains.circular(regions):
+        widest = max(circular, key=lambda region: order[region.nodes[-1]] - order[region.nodes[0]])
+        regions.remove(widest)
+        state.miss(widest.kind, widest.nodes[-1], "as one node it would wait for its own result")
+    return tuple(regions)
 
 
 def _attentions(state: _Scan) -> None:
