@@ -1,0 +1,40 @@
+"""What all tests share: one cache of compiled objects, the switch that rewrites goldens, and the tiers of tests.
+
+Tests without a mark need no compiler; `cpu` ones build and run native code; `gpu` ones are skipped without a GPU.
+"""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of our own."""
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew instead of comparing")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, saying why."""
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        return
+    no_gpu = pytest.mark.skip(reason="needs an NVIDIA GPU: there is no /dev/nvidia0")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(no_gpu)
+
+
+@pytest.fixture(scope="session")
+def object_cache(request: pytest.FixtureRequest) -> Path:
+    """A folder for compiled objects that all tests and later runs share: names are hashes of what went in."""
+    cache = request.config.cache
+    assert cache is not None
+    return cache.mkdir("tilefuse") / "objects"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(object_cache: Path) -> Generator[None]:
+    """Everything that reads TILEFUSE_CACHE stays out of the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TILEFUSE_CACHE", str(object_cache.parent))
+        yield
