@@ -205,7 +205,6 @@ def load_version(folder: ModelFolder, version: int, *, path: Path, root: Path, l
         files = _inspect(path, root)
         file = files.model
         if not files.fused and folder.settings.optimize:
-            LOG.info("optimising %s version %d", folder.name, version)
             file = _optimized(files, loader)
         session = loader.open_session(file, folder.settings)
     except OSError as error:
@@ -253,6 +252,7 @@ def _optimized(files: _Files, loader: Loader) -> Path:
     home = loader.cache / "models" / digest.hexdigest()[:32]
     if (home / MODEL_FILE).is_file():
         return home / MODEL_FILE
+    LOG.info("optimising %s", files.model)
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".new-") as workshop:
         made = Path(workshop) / "made"

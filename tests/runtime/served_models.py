@@ -127,9 +127,9 @@ class ServerProcess:
                 self._ready.set()
         self._ready.set()
 
-    def wait_ready(self) -> "ServerProcess":
+    def wait_ready(self, seconds: float = 60) -> "ServerProcess":
         """Wait until all models are loaded."""
-        assert self._ready.wait(60), self.log
+        assert self._ready.wait(seconds), self.log
         assert self.process.poll() is None, self.log
         return self
 

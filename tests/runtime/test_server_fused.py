@@ -1,0 +1,112 @@
+"""Plain models are fused when the server loads them, and fused ones are served with their library."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from served_models import ServerProcess
+
+from models import minilm
+from runtime.client import Client
+
+pytestmark = pytest.mark.cpu
+
+TOLERANCE = 1e-4  # absolute, where a LayerNorm leaves a root mean square of 1: far above float32 rounding
+LOAD_SECONDS = 240.0
+
+
+def encoder(path: Path) -> Path:
+    path.parent.mkdir(parents=True)
+    return minilm.build(path, layers=1, hidden=64, heads=2, vocab=50)
+
+
+def feeds(batch: int, length: int) -> dict[str, np.ndarray[Any, Any]]:
+    random = np.random.default_rng(batch)
+    mask = np.ones((batch, length), dtype=np.int64)
+    mask[-1, length // 2 :] = 0
+    return {
+        "input_ids": random.integers(0, 50, (batch, length)),
+        "attention_mask": mask,
+        "token_type_ids": np.zeros((batch, length), dtype=np.int64),
+    }
+
+
+def expected(model: Path, inputs: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, inputs)[0])
+
+
+def check_answers(server: ServerProcess, original: Path) -> None:
+    with Client(server.url) as client:
+        for batch, length in ((1, 7), (3, 20)):
+            inputs = feeds(batch, length)
+            answer = np.asarray(client.infer("encoder", inputs)["last_hidden_state"], dtype=np.float32)
+            np.testing.assert_allclose(answer, expected(original, inputs), atol=TOLERANCE, rtol=0)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A repository with a plain model that was served once, and the cache that this filled."""
+
+    repository: Path
+    original: Path
+    cache: Path
+    log: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = tmp_path_factory.mktemp("served")
+    original = encoder(folder / "models" / "encoder" / "1" / "model.onnx")
+    server = ServerProcess(folder / "models", folder / "cache").wait_ready(LOAD_SECONDS)
+    try:
+        check_answers(server, original)
+    finally:
+        assert server.stop() == 0, server.log
+    return Served(folder / "models", original, folder / "cache", tuple(server.log))
+
+
+def test_a_plain_model_is_fused_at_load_and_found_in_the_cache_next_time(served: Served) -> None:
+    (home,) = (served.cache / "models").iterdir()
+    functions = onnx.load(home / "model.onnx", load_external_data=False).functions
+    assert any(function.domain == "tilefuse" for function in functions)
+    assert (home / "model.so").is_file()
+    assert any("optimising" in line for line in served.log)
+    server = ServerProcess(served.repository, served.cache).wait_ready()
+    try:
+        check_answers(server, served.original)
+    finally:
+        assert server.stop() == 0, server.log
+    assert not any("optimising" in line for line in server.log)
+
+
+@pytest.fixture
+def fused(served: Served, tmp_path: Path) -> Path:
+    """A repository with the fused model and its library."""
+    (home,) = (served.cache / "models").iterdir()
+    shutil.copytree(home, tmp_path / "fused" / "encoder" / "1")
+    return tmp_path / "fused"
+
+
+def test_a_fused_model_is_served_as_it_is(fused: Path, served: Served, tmp_path: Path) -> None:
+    server = ServerProcess(fused, tmp_path / "other").wait_ready()
+    try:
+        check_answers(server, served.original)
+    finally:
+        assert server.stop() == 0, server.log
+    assert not (tmp_path / "other" / "models").exists()
+
+
+def test_a_fused_model_without_its_library_is_refused(fused: Path, tmp_path: Path) -> None:
+    (fused / "encoder" / "1" / "model.so").unlink()
+    server = ServerProcess(fused, tmp_path / "other")
+    assert server.wait_exit() == 1
+    assert "model.so" in server.log[-1]
+    assert "is missing" in server.log[-1]
