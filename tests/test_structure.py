@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 600  # lines of a file
 
-# A module follows the row with the longest prefix of its name: it may import modules under these names, and others' code.
+# Of the rows that its name starts with, a module follows the longest: what of ours it may import.
 LAYERS: dict[str, tuple[str, ...]] = {
     "tilecore.contract": ("tilecore.contract",),  # the vocabulary of both halves rests on nothing
     "tilecore": ("tilecore",),
