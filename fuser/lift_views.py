@@ -5,7 +5,6 @@ expression of the index alone. Nothing here computes with data.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
@@ -351,15 +350,18 @@ def _may_be_pattern(tensor: ir.TensorProtocol, dtype: DType) -> bool:
 
 
 def _counting(array: np.ndarray, index: Index, dtype: DType) -> Expr | None:
-    """start + step · i along the only axis that is longer than 1."""
-    long = [axis for axis, size in enumerate(array.shape) if size > 1]
-    if not dtype.is_int or len(long) != 1:
+    """start + Σ step · i over the axes."""
+    if not dtype.is_int:
         return None
-    values = [int(v) for v in array.ravel()]
-    step = values[1] - values[0]
-    if any(after - before != step for before, after in pairwise(values)):
+    start = int(array.flat[0])
+    steps = [int(array.take(1, axis).flat[0]) - start if size > 1 else 0 for axis, size in enumerate(array.shape)]
+    grid = np.meshgrid(*map(np.arange, array.shape), indexing="ij", sparse=True)
+    if not np.array_equal(array, start + sum(step * axis for step, axis in zip(steps, grid, strict=True))):
         return None
-    return cast(index[long[0]] * step + values[0], dtype)
+    total: Expr = const(start)
+    for step, position in zip(steps, index, strict=True):
+        total = total + position * step
+    return cast(total, dtype)
 
 
 def _banded(array: np.ndarray, index: Index, dtype: DType) -> Expr | None:

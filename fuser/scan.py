@@ -23,6 +23,39 @@ from fuser.shapes import Shapes
 from fuser.softmax import sites_of
 
 
+LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing that no finder knows: kind and reason
+    **{
+        (domain, name): ("attention", f"{name} is one operator already and has no translation yet")
+        for domain, name in (
+            ("", "Attention"),
+            ("com.microsoft", "Attention"),
+            ("com.microsoft", "MultiHeadAttention"),
+            ("com.microsoft", "GroupQueryAttention"),
+        )
+    },
+    **{
+        (domain, name): ("contraction", f"{name} multiplies integers; only floating-point contractions are fused")
+        for domain, name in (
+            ("", "MatMulInteger"),
+            ("", "QLinearMatMul"),
+            ("com.microsoft", "MatMulNBits"),
+            ("com.microsoft", "QAttention"),
+        )
+    },
+    **{
+        ("", name): ("row", f"{name} has no translation into a row program")
+        for name in ("InstanceNormalization", "GroupNormalization", "CumSum", "ArgMax", "ArgMin", "TopK", "Hardmax")
+    },
+    **{
+        ("", name): (
+            "graph",
+            f"the body of {name} is not searched; move the work out of it, or export without control flow",
+        )
+        for name in ("If", "Loop", "Scan")
+    },
+}
+
+
 @dataclass(slots=True)
 class _Scan:
     """The state of one scan."""
@@ -64,6 +97,11 @@ def scan(model: ir.Model, shapes: Shapes) -> tuple[tuple[Region, ...], tuple[Mis
     state = _Scan(model, cuts, dots)
     for node, reason in refused.items():
         state.miss("contraction", node, reason)
+    for node in remains.nodes:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (domain, node.op_type) in LEFT_ALONE and not is_plumbing(node, shapes):
+            kind, reason = LEFT_ALONE[domain, node.op_type]
+            state.miss(kind, node, reason)
     for finder in (_attentions, _contractions, _reductions, _pointwise):  # the deepest structure first
         finder(state)
     regions = _acyclic(state)

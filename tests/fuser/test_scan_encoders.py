@@ -9,7 +9,7 @@ from region_oracle import Scanned, check_regions, scanned
 
 from fuser.lift_views import VIEWS
 from models import bert, minilm
-from tilecore.contract.spec import RowSpec
+from tilecore.contract.spec import RowSpec, outputs_of
 
 LAYERS = 2
 MODELS = {
@@ -17,7 +17,7 @@ MODELS = {
     "bert dynamo": lambda: bert.model(exporter="dynamo"),
     "bert torchscript static": lambda: bert.model(exporter="torchscript", shape=(2, 6)),
     "minilm": lambda: minilm.model(layers=LAYERS, hidden=32, heads=4, vocab=50),
-    "minilm of opset 12": lambda: minilm.model(layers=LAYERS, hidden=32, heads=4, vocab=50, opset=12),
+    "minilm of opset 14": lambda: minilm.model(layers=LAYERS, hidden=32, heads=4, vocab=50, opset=14),
 }
 
 
@@ -64,8 +64,8 @@ def test_epilogues_take_bias_gelu_and_residual(found: Scanned) -> None:
 
 def test_projections_are_read_in_their_own_layout(found: Scanned) -> None:
     for region in found.of("attention"):
-        assert [len(value.shape or ()) for value in region.inputs[:3]] == [3, 3, 3]
-        assert [len(value.shape or ()) or 3 for value in region.outputs] == [3]
+        assert [len(tensor.shape) for tensor in region.spec.inputs[:3]] == [3, 3, 3]
+        assert [len(tensor.shape) for tensor in outputs_of(region.spec)] == [3]
 
 
 def test_specs_mean_what_the_nodes_compute(found: Scanned) -> None:
