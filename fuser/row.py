@@ -12,13 +12,14 @@ from fuser.growth import RESULTS, Extent, Frame, Growth, grow
 from fuser.lift import cost_of, is_pointwise
 from fuser.lower import Draft, result
 from fuser.reductions import Rows, axes_of_reduction, is_reduction, translate
-from tilecore.contract.expr import Const, Expr, Load, Var, substitute, variables, walk
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, substitute, variables, walk
 from tilecore.contract.spec import Result, RowSpec, Step, Tensor
 
 KIND = "row"
 BEFORE = 16  # nodes that a row program takes in before its first reduction
 HEAVY = 10  # multiplications per element that make one pointwise node worth a kernel
 SMALL = 16  # elements below which a pointwise tensor is not worth one
+DEAR = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "sigmoid", "pow", "div", "sqrt", "rsqrt"})
 NARROW = 16  # columns that a pointwise program has at least, where the shape has as many
 
 
@@ -114,33 +115,34 @@ def _worth(extent: Extent) -> None:
 def _share(
     steps: list[Step], values: list[Expr], growth: Growth, rows: Rows
 ) -> tuple[tuple[Step, ...], tuple[Expr, ...]]:
-    """Drop the steps that no result needs; make a step of every column value that several programs compute."""
+    """Drop the steps that no result needs; make a step of what several programs compute per column, if it is dear."""
     kept: list[Step] = []
     needed = {var for value in values for var in variables(value)}
     for step in reversed(steps):
         if step.var in needed:
             kept.insert(0, step)
             needed |= variables(step.value)
-    candidates = dict.fromkeys(
-        part for step in kept for part in _tiles(step.value, rows) if not isinstance(part, Load | Var | Const)
-    )
-    named = [expr for value, expr in growth.value.items() if growth.where[value] == rows.full]
-    for tile in (*candidates, *named):
-        if isinstance(tile, Load | Var | Const):
+    tiles: dict[Expr, Expr] = {}
+    columns: set[Var] = {rows.column}
+    for candidate in (*growth.value.values(), *(step.value for step in kept)):
+        tile = substitute(candidate, tiles)
+        if not columns & variables(tile) or not _dear(tile):
             continue
         programs = [step.value for step in kept] + values
         users = [i for i, program in enumerate(programs) if any(part == tile for part in walk(program))]
         if len(users) < 2 or users[0] >= len(kept):
             continue
-        if any(step.kind == "tile" and step.value == tile for step in kept):
-            continue
         var = Var(f"tile{len(kept)}", tile.dtype)
+        tiles[tile] = var
+        columns.add(var)
         kept = [Step(s.var, s.kind, substitute(s.value, {tile: var})) for s in kept]
         kept.insert(users[0], Step(var, "tile", tile))
         values = [substitute(value, {tile: var}) for value in values]
     return tuple(kept), tuple(values)
 
 
-def _tiles(expr: Expr, rows: Rows) -> tuple[Expr, ...]:
-    """The reduced expression itself, if it differs from column to column."""
-    return (expr,) if rows.column in variables(expr) or any(isinstance(part, Load) for part in walk(expr)) else ()
+def _dear(expr: Expr) -> bool:
+    """Whether keeping a row of the value is cheaper than computing it again."""
+    parts = list(walk(expr))
+    loaded = sum(isinstance(part, Load) for part in parts)
+    return loaded > 1 or any(isinstance(part, Op) and part.name in DEAR for part in parts)
