@@ -5,7 +5,7 @@ Invariant: the region's nodes compute its outputs from its inputs and from value
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -45,7 +45,9 @@ def lower(draft: Draft, cuts: Cuts, model_inputs: Iterable[ir.Value]) -> Region:
     outputs = tuple(cuts.tensor(value) for value in draft.outputs)
     tensors = tuple(cuts.tensor(value) for value in inputs)
     inputs += _binders(draft, (*tensors, *outputs), inputs, tuple(model_inputs), cuts)
-    spec = draft.spec(tuple(cuts.tensor(value) for value in inputs))
+    final = tuple(cuts.tensor(value) for value in inputs)
+    bound = frozenset(dim for tensor in final for dim in tensor.shape if isinstance(dim, Sym))
+    spec = replace(draft.spec(final), requires=cuts.shapes.bounds(bound))
     try:
         check(spec)
     except SpecError as error:

@@ -24,8 +24,10 @@ from fuser.save import save
 from fuser.scan import scan
 from fuser.shapes import infer
 from runtime import native
+from runtime.inputs import InputError
 from runtime.options import Options
 from runtime.report import MissReport, RegionReport, Report
+from runtime.session import LoadError as SessionError
 from runtime.verify import Verdict, VerifyError
 from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
@@ -198,7 +200,7 @@ def _write(model: ir.Model, library: Path, original: Path, output: Path, progres
 def _verdict(original: Path, fused: Path) -> Verdict:
     try:
         return verify_model(original, fused)
-    except VerifyError as error:
+    except (VerifyError, InputError, SessionError) as error:
         raise CompileError(f"could not check the fused model ({error}); --no-verify writes it unchecked") from error
 
 

@@ -62,7 +62,7 @@ def compile_spec(
 
     choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, targets[0])
     program = trace(function, inputs=packed_spec.inputs, operands=operands, extents=choice.config)
-    signature = Signature(PLACEHOLDER, packed_spec.inputs, outputs_of(packed_spec), work_of(packed_spec))
+    signature = Signature(PLACEHOLDER, packed_spec.inputs, outputs_of(packed_spec), work_of(packed_spec), spec.requires)
     texts = {target.name: _emit(program, signature, target) for target in targets}
     digest = hashlib.sha256("\0".join(texts[name] for name in sorted(texts)).encode()).hexdigest()[:12]
     name = f"Fused{label}_{digest}"

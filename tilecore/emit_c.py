@@ -10,7 +10,7 @@ from dataclasses import replace
 from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads, variables
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import extent_of
-from tilecore.emit_expr import ELEMENT, SCALAR, VECTOR, Expressions, Lanes, Scope, literal, memory_name, operation_count
+from tilecore.emit_expr import ELEMENT, SCALAR, VECTOR, EmitError, Expressions, Lanes, Scope, literal, memory_name, operation_count
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
 from tilecore.graph import split_affine
 from tilecore.loops import (
@@ -127,6 +127,8 @@ class _Kernel(Expressions):
         for number, name in enumerate(self.symbols.values()):
             head.lines.append(f"const int64_t {name} = symbols[{number}];")
         for memory in program.memories:
+            if memory.dtype not in ELEMENT:
+                raise EmitError(f"{memory.name} is {memory.dtype}, a type that CPU kernels do not read or write yet")
             if memory.kind != "scratch":
                 qualifier = "const " if memory.kind == "input" else ""
                 kind = f"{qualifier}{ELEMENT[memory.dtype]}* restrict"

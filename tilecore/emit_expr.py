@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads, variables, walk
+from tilecore.emit_host import COMPARE
 from tilecore.graph import split_affine
 from tilecore.loops import Memory
 
@@ -18,7 +19,6 @@ SCALAR = {DType.F32: "float", DType.F64: "double", DType.I64: "int64_t", DType.I
 VECTOR = {DType.F32: "f32v", DType.F64: "f64v", DType.I64: "i64v", DType.I32: "i32v", DType.BOOL: "i32v"}
 ELEMENT = {**SCALAR, DType.BOOL: "uint8_t"}
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 LIBM = {"sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "log", "log2", "tanh", "erf", "pow"}
 SCALAR_F32 = {"exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid", "min", "max", "sign", "rsqrt"}  # `name_f32_s`
 

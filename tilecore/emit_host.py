@@ -13,6 +13,7 @@ from tilecore.loops import LoopProgram, Memory, Once, loop_statements
 from tilecore.target import Target
 
 ALIGN = 64  # bytes
+COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Signature:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     work: Expr
+    requires: tuple[Expr, ...] = ()  # at least 0 in every valid call
 
 
 def symbol_order(inputs: tuple[Tensor, ...]) -> tuple[str, ...]:
@@ -55,10 +57,21 @@ def size_text(expr: Expr, names: Mapping[str, str]) -> str:
         case Op(name="add" | "mul", args=(left, right)):
             sign = "+" if expr.name == "add" else "*"
             return f"({size_text(left, names)} {sign} {size_text(right, names)})"
+        case Op(name="select", args=(condition, yes, no)):
+            return f"({size_text(condition, names)} ? {size_text(yes, names)} : {size_text(no, names)})"
+        case Op(name="lt" | "le" | "gt" | "ge" | "eq" | "ne", args=(left, right)):
+            return f"({size_text(left, names)} {COMPARE[expr.name]} {size_text(right, names)})"
+        case Op(name="and" | "or", args=(left, right)):
+            return f"({size_text(left, names)} {'&' if expr.name == 'and' else '|'} {size_text(right, names)})"
         case Op():
             return f"{expr.name}_i64({', '.join(size_text(arg, names) for arg in expr.args)})"
         case _:
             raise ValueError(f"{expr} is not an expression of dims")
+
+
+def readable(expr: Expr) -> str:
+    """An expression of dims inside a C string literal: symbols under their own names."""
+    return str(expr).replace("\\", "").replace('"', "").replace("%", "%%")
 
 
 def descriptor(program: LoopProgram, signature: Signature, names: Mapping[str, str], target: Target) -> list[str]:
@@ -122,6 +135,12 @@ def _bind(signature: Signature, names: Mapping[str, str]) -> str:
                     f'%lld, found %lld", (long long){text}, (long long)shapes[{i}][{axis}]); return 1; }}'
                 )
     lines += [f"    (void){name};" for name in bound.values()]
+    for expr in signature.requires:
+        text = size_text(expr, names)
+        checks.append(
+            f"    if ({text} < 0) {{ snprintf(error, error_size, \"dims out of range: {readable(expr)} must not be negative, "
+            f'is %lld", (long long){text}); return 1; }}'
+        )
     return "\n".join([*lines, *checks, "    return 0;", "}"])
 
 

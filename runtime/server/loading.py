@@ -7,6 +7,7 @@ import onnxruntime as ort
 
 from runtime import session
 from runtime.compile import CompileError, optimize
+from runtime.fingerprint import compiler_fingerprint
 from runtime.options import Options
 from runtime.server.model import ModelError
 from runtime.server.repository import Loader
@@ -31,7 +32,8 @@ def make_loader(options: Options) -> Loader:
         except session.LoadError as error:
             raise ModelError(str(error)) from error
 
-    return Loader(optimize=optimize_model, open_session=open_session, cache=options.cache)
+    fingerprint = f"{compiler_fingerprint()} {options.target}"
+    return Loader(optimize=optimize_model, open_session=open_session, cache=options.cache, fingerprint=fingerprint)
 
 
 def _has_kernels(model: Path) -> bool:

@@ -48,6 +48,8 @@ class Loader:
     """Opens a fused model or a plain one. Raises `ModelError` or ONNX Runtime's own errors."""
     cache: Path
     """Where optimised models are kept."""
+    fingerprint: str = ""
+    """What besides the model decides what `optimize` makes; part of the cache's key."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +246,11 @@ def _inspect(path: Path, root: Path) -> _Files:
 
 
 def _optimized(files: _Files, loader: Loader) -> Path:
-    """The fused twin of a plain model, from the cache or made now; the cache's key is the content of all its files."""
-    digest = hashlib.sha256()
+    """The fused twin of a plain model, from the cache or made now.
+
+    The cache's key is the content of all its files and the loader's fingerprint.
+    """
+    digest = hashlib.sha256(loader.fingerprint.encode())
     for part in (files.model, *files.externals):
         with part.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())

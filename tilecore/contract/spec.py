@@ -5,6 +5,9 @@ outputs) and *logical* operands: a `View` says what element (b, h, q, d) is, as 
 inputs; a `Place` says where logical element (b, h, q, e) of a result goes. Transposes, reshapes, slices, broadcasts,
 GQA head maps, rotary embeddings and pre-scales are therefore all the same thing: an expression.
 
+`requires` are expressions of symbols that are at least 0 in every valid call (512 − seq where a table has 512 rows);
+a kernel refuses other calls.
+
 Invariants (checked by `check`): every symbol of a spec appears as a whole dim of some input; views load only from
 `inputs`; every element of every output is written exactly once by its `Place`.
 """
@@ -104,6 +107,7 @@ class AttentionSpec:
     outputs: tuple[Result, ...]
     nan_guard: bool = False
     sink: View | None = None
+    requires: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ class ContractionSpec:
     b: View
     acc: Var
     outputs: tuple[Result, ...]
+    requires: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,7 @@ class RowSpec:
     column: Var
     steps: tuple[Step, ...]
     outputs: tuple[Result, ...]
+    requires: tuple[Expr, ...] = ()
 
 
 Spec = AttentionSpec | ContractionSpec | RowSpec
@@ -192,6 +198,8 @@ def check(spec: Spec) -> None:
             _check_symbols(f"dim {position} of {tensor.name}", dim, bound)
             if not isinstance(dim, Const) and variables(dim):
                 raise SpecError(f"dim {position} of {tensor.name} is {dim}: a dim has no index variables")
+    for expr in spec.requires:
+        _check_symbols(f"requirement {expr} >= 0", expr, bound)
     known = set(spec.inputs)
     for what, program in _programs(spec):
         _check_symbols(what, program, bound)

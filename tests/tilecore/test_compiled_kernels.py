@@ -1,0 +1,181 @@
+"""Compiled kernels against the definition of their specs: the same cases as for the interpreter, as machine code.
+
+Outputs start as NaN and scratch as NaN, so that an element that nobody wrote, or a read of one, shows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tile_specs import MASKS, AttentionForm, Case, attention_case, contraction_case, row_case
+
+from tilecore.call import CompiledKernel, KernelError, load_kernel
+from tilecore.compile import compile_spec
+from tilecore.contract.evaluate import evaluate
+from tilecore.contract.expr import Sym
+from tilecore.contract.panel import pack
+from tilecore.contract.spec import ContractionSpec, outputs_of
+from tilecore.emit_expr import EmitError
+from tilecore.profile import detect_profile
+from tilecore.toolchain import Toolchain, find_toolchain
+
+pytestmark = pytest.mark.cpu
+PROFILE = detect_profile()
+TOLERANCE = 3e-6  # f32 rounding over the longest sums here, relative to the largest finite value of the output
+
+
+@pytest.fixture(scope="module")
+def toolchain(object_cache: Path) -> Toolchain:
+    return find_toolchain(object_cache)
+
+
+def build(case: Case, toolchain: Toolchain, config: Mapping[str, int] | None) -> CompiledKernel:
+    kernel = compile_spec(case.spec, label="Test", profile=PROFILE, targets=(PROFILE.target,), config=config)
+    return load_kernel(kernel, PROFILE.target, toolchain)
+
+
+def compare(case: Case, toolchain: Toolchain, **config: int) -> None:
+    compiled = build(case, toolchain, config or None)
+    inputs = [case.arrays[tensor.name] for tensor in case.spec.inputs]
+    for position in compiled.kernel.packed:
+        assert isinstance(case.spec, ContractionSpec)
+        matrix = inputs[position]
+        inputs[position] = pack(matrix if matrix.shape[0] == case.arrays["a"].shape[-1] else matrix.T)
+    got = compiled(*inputs)
+    want = evaluate(case.spec, case.arrays)
+    for tensor, value in zip(outputs_of(case.spec), got, strict=True):
+        expected = want[tensor.name]
+        finite = np.abs(expected[np.isfinite(expected)])
+        scale = max(1.0, float(finite.max())) if finite.size else 1.0
+        np.testing.assert_allclose(value, expected, rtol=0, atol=TOLERANCE * scale, equal_nan=True, err_msg=tensor.name)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("block_m", "block_n"), [(3, 5), (4, 8), (16, 32)])
+def test_attention_with_each_mask(mask: str, block_m: int, block_n: int, toolchain: Toolchain) -> None:
+    form = AttentionForm(mask=mask, batch=1 + (block_m == 16), queries=17, keys=41, depth=8)
+    compare(attention_case(form, np.random.default_rng(1)), toolchain, block_m=block_m, block_n=block_n)
+
+
+@pytest.mark.parametrize("poison", ["query-nan", "query-inf", "query-minus", "key-nan", "key-inf", "key-minus", "value-nan"])
+@pytest.mark.parametrize("guard", [False, True])
+def test_attention_carries_nan_and_inf_as_softmax_does(poison: str, guard: bool, toolchain: Toolchain) -> None:
+    mask = "none" if poison.startswith("value") else "padding"  # a row without weight does not look at its values
+    form = AttentionForm(mask=mask, poison=poison, guard=guard, batch=1, heads=1, queries=9, keys=21)
+    compare(attention_case(form, np.random.default_rng(2)), toolchain, block_m=4, block_n=8)
+
+
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("keys", [0, 1, 19])
+def test_rows_without_any_weight(guard: bool, sink: bool, keys: int, toolchain: Toolchain) -> None:
+    form = AttentionForm(mask="padding", heads=1, guard=guard, sink=sink, keys=keys)
+    compare(attention_case(form, np.random.default_rng(4)), toolchain, block_m=4, block_n=8)
+
+
+@pytest.mark.parametrize("form", [AttentionForm(queries=0), AttentionForm(batch=0)])
+def test_attention_of_nothing(form: AttentionForm, toolchain: Toolchain) -> None:
+    compare(attention_case(form, np.random.default_rng(6)), toolchain, block_m=4, block_n=8)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    form=st.builds(
+        AttentionForm,
+        batch=st.integers(1, 3),
+        heads=st.integers(1, 3),
+        queries=st.integers(1, 40),
+        keys=st.integers(1, 70),
+        depth=st.sampled_from([2, 4, 8, 20]),
+        mask=st.sampled_from(MASKS),
+        rope=st.booleans(),
+        softcap=st.booleans(),
+        sink=st.booleans(),
+        guard=st.booleans(),
+    ),
+    block_m=st.integers(1, 24),
+    block_n=st.sampled_from([4, 8, 16, 23, 32, 64]),
+    seed=st.integers(0, 1000),
+)
+def test_any_attention(form: AttentionForm, block_m: int, block_n: int, seed: int, toolchain: Toolchain) -> None:
+    compare(attention_case(form, np.random.default_rng(seed)), toolchain, block_m=block_m, block_n=block_n)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4, 5, 7, 8, 10, 11])
+@pytest.mark.parametrize(("block_n", "block_k"), [(16, 64), (32, 7), (5, 16)])
+def test_matmul(seed: int, block_n: int, block_k: int, toolchain: Toolchain) -> None:
+    rows, columns, depth = ((1, 5, 3), (9, 70, 33), (29, 48, 64))[seed // 4]
+    case = contraction_case(seed, rows=rows, columns=columns, depth=depth, batch=1 + seed % 2)
+    compare(case, toolchain, block_m=1 + 3 * (seed % 5), block_n=block_n, block_k=min(block_k, depth))
+
+
+@pytest.mark.parametrize("rows", range(1, 15))
+def test_every_number_of_rows(rows: int, toolchain: Toolchain) -> None:
+    case = contraction_case(1, rows=rows, columns=50, depth=24)
+    compare(case, toolchain, block_m=12, block_n=48, block_k=24)
+
+
+def test_narrow_types_are_refused_with_the_reason(toolchain: Toolchain) -> None:
+    with pytest.raises(EmitError, match="f16"):
+        build(contraction_case(0, rows=5, columns=6, depth=7), toolchain, None)
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "softmax", "pointwise", "reductions", "index"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 5), (4, 16), (5, 83), (0, 3), (3, 0)])
+def test_row(kind: str, dynamic: bool, rows: int, columns: int, toolchain: Toolchain) -> None:
+    compare(row_case(kind, rows=rows, columns=columns, dynamic=dynamic), toolchain, block_m=3)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_row_carries_nan_and_inf(value: float, toolchain: Toolchain) -> None:
+    case = row_case("softmax", rows=4, columns=37, dynamic=True)
+    case.arrays["x"][1, 2] = value
+    compare(case, toolchain, block_m=3)
+
+
+def test_a_recommended_configuration_runs(toolchain: Toolchain) -> None:
+    compare(attention_case(AttentionForm(mask="causal", queries=70, keys=70), np.random.default_rng(7)), toolchain)
+    compare(contraction_case(1, rows=33, columns=70, depth=90), toolchain)
+    compare(row_case("layernorm", rows=9, columns=70, dynamic=False), toolchain)
+
+
+def test_a_wrong_shape_is_an_error_with_both_numbers(toolchain: Toolchain) -> None:
+    case = row_case("layernorm", rows=4, columns=16, dynamic=False)
+    compiled = build(case, toolchain, {"block_m": 4})
+    arrays = [case.arrays[tensor.name] for tensor in case.spec.inputs]
+    arrays[1] = arrays[1][:, :15]
+    with pytest.raises(KernelError, match="input 1, dim 1: expected 16, found 15"):
+        compiled(*arrays)
+
+
+def test_dims_that_no_valid_call_has_are_refused(toolchain: Toolchain) -> None:
+    case = row_case("pointwise", rows=4, columns=16, dynamic=False)
+    limited = replace(case, spec=replace(case.spec, requires=(5 - Sym("R"),)))
+    compiled = build(limited, toolchain, {"block_m": 4})
+    compiled(*(case.arrays[tensor.name] for tensor in case.spec.inputs))
+    longer = row_case("pointwise", rows=6, columns=16, dynamic=False)
+    with pytest.raises(KernelError, match="must not be negative, is -1"):
+        compiled(*(longer.arrays[tensor.name] for tensor in longer.spec.inputs))
+
+
+def test_equal_specs_give_one_kernel_and_the_same_text() -> None:
+    case = row_case("layernorm", rows=4, columns=16, dynamic=False)
+    first, second = (
+        compile_spec(case.spec, label="Test", profile=PROFILE, targets=(PROFILE.target,)) for _ in range(2)
+    )
+    assert first == second
+
+
+def test_the_cache_builds_nothing_twice(tmp_path: Path) -> None:
+    toolchain = find_toolchain(tmp_path)
+    case = row_case("pointwise", rows=4, columns=16, dynamic=False)
+    kernel = compile_spec(case.spec, label="Test", profile=PROFILE, targets=(PROFILE.target,))
+    load_kernel(kernel, PROFILE.target, toolchain)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    load_kernel(kernel, PROFILE.target, toolchain)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
