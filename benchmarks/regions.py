@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-
 from whole_models import Row, measure_peak
+
 from models import regions
 from models.graph import write
 from runtime.bench import bench
@@ -46,7 +46,7 @@ class Case:
 def attention_case(seq: int, *, causal: bool = False, masked: bool = False) -> Case:
     """Attention at batch 1 with 12 heads of 64."""
     shape = (1, seq, HEADS * SIZE)
-    inputs = {name: shape for name in ("q", "k", "v")} | ({"mask": (1, seq)} if masked else {})
+    inputs = dict.fromkeys(("q", "k", "v"), shape) | ({"mask": (1, seq)} if masked else {})
     pairs = seq * (seq + 1) // 2 if causal else seq * seq
     label = "causal" if causal else "padding mask" if masked else "no mask"
     return Case(
@@ -95,13 +95,23 @@ def main() -> None:
     arguments = parser.parse_args()
     options = Options.from_environment()
     peak, copy_rate = measure_peak(options, THREADS), measure_copy_rate()
-    print(f"peak: {peak / 1e9:.1f} G multiply-adds/s, copy {copy_rate / 1e9:.1f} GB/s (read + written), {THREADS} threads")
+    print(
+        f"peak: {peak / 1e9:.1f} G multiply-adds/s, copy {copy_rate / 1e9:.1f} GB/s (read + written), {THREADS} threads"
+    )
     cases = [case for case in CASES if arguments.only in case.name]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
         for case in cases[:QUICK] if arguments.quick else cases:
             seconds = QUICK_SECONDS if arguments.quick else SECONDS
-            rows.append(run(case, Path(folder), options, floor=max(case.multiply_adds / peak, case.moved / copy_rate), seconds=seconds))
+            rows.append(
+                run(
+                    case,
+                    Path(folder),
+                    options,
+                    floor=max(case.multiply_adds / peak, case.moved / copy_rate),
+                    seconds=seconds,
+                )
+            )
             print(describe(rows[-1]), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -22,7 +22,6 @@ from fuser.region import Miss, Region
 from fuser.shapes import Shapes
 from fuser.softmax import sites_of
 
-
 LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing that no finder knows: kind and reason
     **{
         (domain, name): ("attention", f"{name} is one operator already and has no translation yet")

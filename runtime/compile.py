@@ -33,9 +33,9 @@ from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
 from tilecore.compile import Kernel, compile_spec
 from tilecore.contract.spec import Spec
+from tilecore.emit_expr import EmitError
 from tilecore.infer import InferenceError
 from tilecore.link import link_kernels
-from tilecore.emit_expr import EmitError
 from tilecore.profile import HardwareProfile, detect_profile
 from tilecore.target import Target, targets_for
 from tilecore.toolchain import BuildError, Toolchain, find_toolchain
@@ -145,7 +145,9 @@ def _targets(options: Options) -> tuple[Target, ...]:
     chosen = tuple(target for target in rows if target.name == options.target)
     if not chosen:
         names = ", ".join(target.name for target in rows)
-        raise CompileError(f"TILEFUSE_TARGET is {options.target!r}; on this machine it can be cpu (all of them), {names}")
+        raise CompileError(
+            f"TILEFUSE_TARGET is {options.target!r}; on this machine it can be cpu (all of them), {names}"
+        )
     return chosen
 
 
@@ -159,7 +161,9 @@ def _dump(options: Options) -> Callable[[str, str], None] | None:
 
 def _renamed(kernel: Kernel, name: str) -> Kernel:
     """The same kernel under another operator name."""
-    return replace(kernel, name=name, sources={t: text.replace(kernel.name, name) for t, text in kernel.sources.items()})
+    return replace(
+        kernel, name=name, sources={t: text.replace(kernel.name, name) for t, text in kernel.sources.items()}
+    )
 
 
 def _link(kernels: Sequence[Kernel], options: Options) -> Path:
@@ -208,7 +212,9 @@ def _require_equal(verdict: Verdict) -> None:
     if verdict.ok:
         return
     where = ", ".join(f"{region.node} ({region.op})" for region in verdict.regions) or "no single region"
-    raise CompileError(f"the fused model differs from the original: {verdict.mismatch}; wrong: {where}. Nothing was written")
+    raise CompileError(
+        f"the fused model differs from the original: {verdict.mismatch}; wrong: {where}. Nothing was written"
+    )
 
 
 def _report(

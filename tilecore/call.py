@@ -48,7 +48,13 @@ _BIND = ctypes.CFUNCTYPE(
 _SHAPE = ctypes.CFUNCTYPE(None, _Sizes, ctypes.c_int32, _Sizes)
 _COUNT = ctypes.CFUNCTYPE(ctypes.c_int64, _Sizes)
 _RUN = ctypes.CFUNCTYPE(
-    None, _Sizes, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
+    None,
+    _Sizes,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int64,
 )
 
 
@@ -70,7 +76,9 @@ class CompiledKernel:
             if array.dtype != tensor.dtype.row.numpy:
                 raise KernelError(f"{tensor.name} must be {tensor.dtype}, got {array.dtype}")
         symbols = self._bind(arrays)
-        outputs = [_poisoned(self._shape(symbols, i), t.dtype.row.numpy) for i, t in enumerate(outputs_of(self.kernel.spec))]
+        outputs = [
+            _poisoned(self._shape(symbols, i), t.dtype.row.numpy) for i, t in enumerate(outputs_of(self.kernel.spec))
+        ]
         tasks = _COUNT(self.table.tasks)(symbols)
         scratch = np.full(_COUNT(self.table.scratch)(symbols) + 64, 0xFF, np.uint8)
         base = (scratch.ctypes.data + 63) // 64 * 64

@@ -4,7 +4,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilecore.contract.expr import Expr, Load, rewrite
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, RowSpec, Spec, Tensor, View, outputs_of
+from tilecore.contract.spec import (
+    AttentionSpec,
+    ContractionSpec,
+    Place,
+    Result,
+    RowSpec,
+    Spec,
+    Tensor,
+    View,
+    outputs_of,
+)
 
 
 def canonical(spec: Spec) -> Spec:

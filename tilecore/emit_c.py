@@ -10,7 +10,17 @@ from dataclasses import replace
 from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads, variables
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import extent_of
-from tilecore.emit_expr import ELEMENT, SCALAR, VECTOR, EmitError, Expressions, Lanes, Scope, literal, memory_name, operation_count
+from tilecore.emit_expr import (
+    ELEMENT,
+    SCALAR,
+    VECTOR,
+    EmitError,
+    Expressions,
+    Lanes,
+    Scope,
+    memory_name,
+    operation_count,
+)
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
 from tilecore.graph import split_affine
 from tilecore.loops import (
@@ -59,7 +69,7 @@ def _products(program: LoopProgram, target: Target) -> list[str]:
     if not any(isinstance(stmt, Mma) for stmt in loop_statements(program.body)):
         return []
     tile, small = program.tile, target.smallest_vectors
-    widths = {rows: (tile.vectors,) if tile.vectors == small else (tile.vectors, small) for rows in range(1, tile.rows + 1)}
+    widths = dict.fromkeys(range(1, tile.rows + 1), (tile.vectors,) if tile.vectors == small else (tile.vectors, small))
     for rows in WIDE_ROWS:
         widths[rows] = (_widest(rows, target), small)
     stamped = [f"TILE_MMA({rows}, {vectors})" for rows, group in widths.items() for vectors in group]
@@ -133,7 +143,9 @@ class _Kernel(Expressions):
                 qualifier = "const " if memory.kind == "input" else ""
                 kind = f"{qualifier}{ELEMENT[memory.dtype]}* restrict"
                 array = "inputs" if memory.kind == "input" else "outputs"
-                head.lines.append(f"{kind} {memory_name(memory)} = ({qualifier}{ELEMENT[memory.dtype]}*){array}[{memory.position}];")
+                head.lines.append(
+                    f"{kind} {memory_name(memory)} = ({qualifier}{ELEMENT[memory.dtype]}*){array}[{memory.position}];"
+                )
         self._scratch_pointers()
         extents = [self.scalar(extent_of(axis)) for axis in program.grid]
         onces = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
@@ -207,7 +219,9 @@ class _Kernel(Expressions):
                 start, stop = self.scalar(stmt.start), self.scalar(stmt.stop)
                 name = self.fresh(f"{stmt.var.name}_")
                 self.nested(
-                    f"for (int64_t {name} = {start}; {name} < {stop}; {name} += {stmt.step})", stmt.body, {stmt.var: name}
+                    f"for (int64_t {name} = {start}; {name} < {stop}; {name} += {stmt.step})",
+                    stmt.body,
+                    {stmt.var: name},
                 )
                 self.forget(_written(stmt.body))
             case Branch():
@@ -347,7 +361,11 @@ class _Kernel(Expressions):
         memory = memory_name(put.memory)
         if rest is not None and step == const(1):
             address = f"{memory} + {self._sum(rest, lanes)}"
-            text = f"store_masked_{element}({address}, {mask}, {value});" if mask else f"store_{element}({address}, {value});"
+            text = (
+                f"store_masked_{element}({address}, {mask}, {value});"
+                if mask
+                else f"store_{element}({address}, {value});"
+            )
         else:
             at = self.vector(put.offset, lanes)
             text = f"scatter_{element}({memory}, {at}, {mask or 'splat_bool(1)'}, {value});"

@@ -311,4 +311,15 @@ def operation_count(expr: Expr) -> int:
     return sum(isinstance(node, Op) for node in walk(expr))
 
 
-__all__ = ["ELEMENT", "SCALAR", "VECTOR", "EmitError", "Expressions", "Lanes", "Scope", "literal", "memory_name", "operation_count"]
+__all__ = [
+    "ELEMENT",
+    "SCALAR",
+    "VECTOR",
+    "EmitError",
+    "Expressions",
+    "Lanes",
+    "Scope",
+    "literal",
+    "memory_name",
+    "operation_count",
+]

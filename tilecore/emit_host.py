@@ -120,7 +120,7 @@ def _bind(signature: Signature, names: Mapping[str, str]) -> str:
     checks: list[str] = []
     for i, tensor in enumerate(signature.inputs):
         lines.append(
-            f"    if (ranks[{i}] != {len(tensor.shape)}) {{ snprintf(error, error_size, \"input {i}: expected {len(tensor.shape)} dims, "
+            f'    if (ranks[{i}] != {len(tensor.shape)}) {{ snprintf(error, error_size, "input {i}: expected {len(tensor.shape)} dims, '
             f'found %d", (int)ranks[{i}]); return 1; }}'
         )
         for axis, dim in enumerate(tensor.shape):
@@ -131,14 +131,14 @@ def _bind(signature: Signature, names: Mapping[str, str]) -> str:
             else:
                 text = size_text(dim, names)
                 checks.append(
-                    f"    if (shapes[{i}][{axis}] != {text}) {{ snprintf(error, error_size, \"input {i}, dim {axis}: expected "
+                    f'    if (shapes[{i}][{axis}] != {text}) {{ snprintf(error, error_size, "input {i}, dim {axis}: expected '
                     f'%lld, found %lld", (long long){text}, (long long)shapes[{i}][{axis}]); return 1; }}'
                 )
     lines += [f"    (void){name};" for name in bound.values()]
     for expr in signature.requires:
         text = size_text(expr, names)
         checks.append(
-            f"    if ({text} < 0) {{ snprintf(error, error_size, \"dims out of range: {readable(expr)} must not be negative, "
+            f'    if ({text} < 0) {{ snprintf(error, error_size, "dims out of range: {readable(expr)} must not be negative, '
             f'is %lld", (long long){text}); return 1; }}'
         )
     return "\n".join([*lines, *checks, "    return 0;", "}"])

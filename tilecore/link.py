@@ -15,7 +15,12 @@ from tilecore.toolchain import Toolchain
 
 
 def link_kernels(
-    kernels: Sequence[Kernel], targets: Sequence[Target], toolchain: Toolchain, *, host: Sequence[Path] = (), workers: int = 2
+    kernels: Sequence[Kernel],
+    targets: Sequence[Target],
+    toolchain: Toolchain,
+    *,
+    host: Sequence[Path] = (),
+    workers: int = 2,
 ) -> Path:
     """The library of `kernels` (distinct names) for `targets`, with `host` objects; built at most once per content."""
     jobs = [(kernel.sources[target.name], target.flags) for target in targets for kernel in kernels]

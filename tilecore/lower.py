@@ -92,7 +92,9 @@ def _body(body: tuple[Stmt, ...], lowering: Lowering) -> Iterator[LoopStmt]:
     position = 0
     while position < len(body):
         run = 0
-        while position + run < len(body) and is_row_wise(body[position + run], body[position : position + run], lowering.plan):
+        while position + run < len(body) and is_row_wise(
+            body[position + run], body[position : position + run], lowering.plan
+        ):
             run += 1
         if run:
             yield from lower_rows(body[position : position + run], lowering.plan, lowering.addresses)
@@ -235,7 +237,11 @@ def _operands_in_place(plan: Plan, addresses: Addresses) -> dict[str, Operand]:
             other_readers |= {buffer.name for buffer in node.reads}
     for node in plan.graph.nodes:
         copy = node.stmt
-        if not isinstance(copy, Copy) or not isinstance(copy.src.source, View) or not isinstance(copy.dst.source, Buffer):
+        if (
+            not isinstance(copy, Copy)
+            or not isinstance(copy.src.source, View)
+            or not isinstance(copy.dst.source, Buffer)
+        ):
             continue
         buffer = copy.dst.source
         whole = copy.dst.shape == buffer.shape and buffer.dtype is copy.src.source.dtype
@@ -257,7 +263,9 @@ def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Add
     panel = live_var("panel", (extents[layout.column] + (PANEL - 1)) // PANEL)
     lane = live_var("lane", const(PANEL))
     position = panel * PANEL + lane
-    load = addresses.unguarded(view, _source_index(copy, (position, depth) if layout.column == 0 else (depth, position)))
+    load = addresses.unguarded(
+        view, _source_index(copy, (position, depth) if layout.column == 0 else (depth, position))
+    )
     if load is None:
         return None
     across, rest = split_affine(load.index[0], lane)
@@ -322,8 +330,16 @@ def _copy_loops(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
         if not one:
             loops.append(axis)
     inner = tuple(axes)
-    src_index = tuple(o + a for o, a in zip(source.origin, inner, strict=True)) if walked is source else _index_of(source, target, inner)
-    dst_index = tuple(o + a for o, a in zip(target.origin, inner, strict=True)) if walked is target else _index_of(target, source, inner)
+    src_index = (
+        tuple(o + a for o, a in zip(source.origin, inner, strict=True))
+        if walked is source
+        else _index_of(source, target, inner)
+    )
+    dst_index = (
+        tuple(o + a for o, a in zip(target.origin, inner, strict=True))
+        if walked is target
+        else _index_of(target, source, inner)
+    )
     assert not isinstance(source.source, Place)
     value = cast(Load(source.source, src_index), target.source.dtype)
     assert not isinstance(target.source, View)

@@ -71,7 +71,9 @@ def _store(store: Store, target: Buffer, around: Parallel, state: dict[tuple[str
     for axis, index in enumerate(store.index):
         if isinstance(index, Var) and index in around.axes:
             own = beyond.class_of(index)
-            new[target.name, axis] = None if own is None else _value_beyond(store.value, index, beyond.bounds[own], state)
+            new[target.name, axis] = (
+                None if own is None else _value_beyond(store.value, index, beyond.bounds[own], state)
+            )
         else:
             new[target.name, axis] = None
     state.update(new)

@@ -88,7 +88,9 @@ def _cpu_flags() -> set[str]:
 def _cache_size(level: int) -> int | None:
     """Bytes of the data or unified cache of a level, from sysfs; None where the system does not say."""
     for entry in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        if (entry / "level").read_text().strip() == str(level) and (entry / "type").read_text().strip() != "Instruction":
+        if (entry / "level").read_text().strip() == str(level) and (
+            entry / "type"
+        ).read_text().strip() != "Instruction":
             text = (entry / "size").read_text().strip()
             return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]
     return None

@@ -53,7 +53,9 @@ def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommend
 
 def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate]:
     """Every candidate, best first; rejected ones last."""
-    return sorted(_candidates(spec, profile, target), key=lambda candidate: (bool(candidate.rejected), candidate.cycles))
+    return sorted(
+        _candidates(spec, profile, target), key=lambda candidate: (bool(candidate.rejected), candidate.cycles)
+    )
 
 
 def _candidates(spec: Spec, profile: HardwareProfile, target: Target) -> Iterator[Candidate]:
@@ -79,7 +81,11 @@ def size(extent: Expr) -> int:
 
 
 def _bytes_per_cycle(profile: HardwareProfile, footprint: float) -> float:
-    for capacity, rate in ((profile.l1, profile.l1_bytes), (profile.l2, profile.l2_bytes), (profile.l3, profile.l3_bytes)):
+    for capacity, rate in (
+        (profile.l1, profile.l1_bytes),
+        (profile.l2, profile.l2_bytes),
+        (profile.l3, profile.l3_bytes),
+    ):
         if footprint <= 0.8 * capacity:
             return rate
     return profile.dram_bytes
@@ -100,10 +106,16 @@ def _product_cycles(rows: int, columns: int, depth: int, profile: HardwareProfil
 
 def _spread(tasks: int, cycles: float, profile: HardwareProfile) -> float:
     """Cycles of the busiest core."""
-    return -(-tasks // min(profile.cores, max(tasks, 1))) * cycles if tasks < 4 * profile.cores else tasks * cycles / profile.cores
+    return (
+        -(-tasks // min(profile.cores, max(tasks, 1))) * cycles
+        if tasks < 4 * profile.cores
+        else tasks * cycles / profile.cores
+    )
 
 
-def _contraction(spec: ContractionSpec, config: Mapping[str, int], profile: HardwareProfile, target: Target) -> Candidate:
+def _contraction(
+    spec: ContractionSpec, config: Mapping[str, int], profile: HardwareProfile, target: Target
+) -> Candidate:
     batch, rows, depth = (size(extent) for extent in spec.a.shape)
     columns = size(spec.b.shape[2])
     m, n, k = min(config["block_m"], rows), min(config["block_n"], columns), config["block_k"]
@@ -112,7 +124,9 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], profile: Hard
     epilogue = sum(operation_count(result.value) for result in spec.outputs) + 2
     compute = steps * _product_cycles(m, n, min(k, depth), profile, target)
     pointwise = m * n * epilogue / target.lanes
-    fetch = 4 * (n * depth) / _bytes_per_cycle(profile, 4 * columns * depth) + 4 * m * depth / _bytes_per_cycle(profile, operands)
+    fetch = 4 * (n * depth) / _bytes_per_cycle(profile, 4 * columns * depth) + 4 * m * depth / _bytes_per_cycle(
+        profile, operands
+    )
     per_task = max(compute, fetch) + pointwise + TASK_CYCLES
     tasks = batch * -(-rows // config["block_m"]) * -(-columns // config["block_n"])
     why = f"{operands >> 10} KiB of operands, {steps} depth steps, {tasks} tasks"
@@ -136,7 +150,12 @@ def _attention(spec: AttentionSpec, config: Mapping[str, int], profile: Hardware
     per_task = steps * (compute + pointwise + fetch) + pack + TASK_CYCLES
     tasks = batch * heads * -(-queries // config["block_m"])
     rejected = f"tiles of {tiles >> 10} KiB do not fit an L2 of {profile.l2 >> 10} KiB" if tiles > profile.l2 else ""
-    return Candidate(config, _spread(tasks, per_task, profile), f"{tiles >> 10} KiB of tiles, {steps} key steps, {tasks} tasks", rejected)
+    return Candidate(
+        config,
+        _spread(tasks, per_task, profile),
+        f"{tiles >> 10} KiB of tiles, {steps} key steps, {tasks} tasks",
+        rejected,
+    )
 
 
 def _row(spec: RowSpec, config: Mapping[str, int], profile: HardwareProfile) -> Candidate:

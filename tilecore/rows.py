@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from tilecore.addresses import Addresses, live_var
 from tilecore.contract.expr import Expr, Load, Var, apply, const, loads, substitute, variables
+from tilecore.graph import buffers_of
 from tilecore.infer import Plan
 from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store
 from tilecore.loops import Fold, Let, Loop, LoopStmt, Memory, Put, VectorLoop
-from tilecore.graph import buffers_of
 
 JOIN = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 

@@ -24,7 +24,9 @@ class Span:
         end = self.end_column if self.end_line == self.line else len(text)
         number = str(self.line)
         carets = " " * self.column + "^" * max(end - self.column, 1)
-        return f"{self.file}:{self.line}:{self.column + 1}: {message}\n {number} | {text}\n {' ' * len(number)} | {carets}"
+        return (
+            f"{self.file}:{self.line}:{self.column + 1}: {message}\n {number} | {text}\n {' ' * len(number)} | {carets}"
+        )
 
 
 def span_of_frame(frame: object) -> Span:

@@ -79,10 +79,14 @@ class Toolchain:
         self.cache.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(dir=self.cache, suffix=target.suffix)
         os.close(handle)
-        result = subprocess.run([*self.compiler.command, *arguments, "-o", partial], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [*self.compiler.command, *arguments, "-o", partial], capture_output=True, text=True, check=False
+        )
         if result.returncode:
             os.unlink(partial)
-            raise BuildError(f"{' '.join(self.compiler.command)} failed with status {result.returncode}:\n{result.stderr.strip()}")
+            raise BuildError(
+                f"{' '.join(self.compiler.command)} failed with status {result.returncode}:\n{result.stderr.strip()}"
+            )
         os.replace(partial, target)
 
 

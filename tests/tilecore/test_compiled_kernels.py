@@ -61,7 +61,9 @@ def test_attention_with_each_mask(mask: str, block_m: int, block_n: int, toolcha
     compare(attention_case(form, np.random.default_rng(1)), toolchain, block_m=block_m, block_n=block_n)
 
 
-@pytest.mark.parametrize("poison", ["query-nan", "query-inf", "query-minus", "key-nan", "key-inf", "key-minus", "value-nan"])
+@pytest.mark.parametrize(
+    "poison", ["query-nan", "query-inf", "query-minus", "key-nan", "key-inf", "key-minus", "value-nan"]
+)
 @pytest.mark.parametrize("guard", [False, True])
 def test_attention_carries_nan_and_inf_as_softmax_does(poison: str, guard: bool, toolchain: Toolchain) -> None:
     mask = "none" if poison.startswith("value") else "padding"  # a row without weight does not look at its values

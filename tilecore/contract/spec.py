@@ -213,7 +213,9 @@ def check(spec: Spec) -> None:
         if len(result.place.index) != len(result.place.tensor.shape):
             raise SpecError(f"output {result.place.name} has {len(result.place.tensor.shape)} axes")
         if result.value.dtype is not result.place.dtype:
-            raise SpecError(f"output {result.place.name} is {result.place.dtype}; its program gives {result.value.dtype}")
+            raise SpecError(
+                f"output {result.place.name} is {result.place.dtype}; its program gives {result.value.dtype}"
+            )
 
 
 def _check_symbols(what: str, expr: Expr, bound: set[Sym]) -> None:
