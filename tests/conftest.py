@@ -25,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be written instead of compared."""
+    return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
 def object_cache(request: pytest.FixtureRequest) -> Path:
     """A folder for compiled objects that all tests and later runs share: names are hashes of what went in."""
     cache = request.config.cache

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
@@ -35,9 +34,14 @@ from tilecore.toolchain import find_toolchain
 
 pytestmark = pytest.mark.cpu
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, Any]
 OUTPUT = "last_hidden_state"  # ends in a LayerNorm, so its elements are around 1
 TOLERANCE = 2e-5  # absolute: float32 rounding of one layer; a wrong mask or bias is off by 1e-2 and more
+
+
+def assert_same(actual: Any, expected: Array) -> None:
+    """Equal to rounding."""
+    np.testing.assert_allclose(actual, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +133,7 @@ def test_3_a_spec_becomes_a_tile_program_and_that_becomes_c(regions: tuple[Regio
     (out,) = compiled(q, k, v, mask)
     arrays = dict(zip((tensor.name for tensor in spec.inputs), (q, k, v, mask), strict=True))
     (want,) = evaluate(spec, arrays).values()
-    np.testing.assert_allclose(out, want, atol=TOLERANCE, rtol=0)
+    assert_same(out, want)
 
 
 @pytest.fixture(scope="module")
@@ -164,12 +168,12 @@ def test_6_stock_onnxruntime_runs_it_with_the_library(fused: Path, feeds: dict[s
     options = ort.SessionOptions()
     options.register_custom_ops_library(str(fused.with_suffix(".so")))
     session = ort.InferenceSession(str(fused), options, providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run([OUTPUT], feeds)[0], expected, atol=TOLERANCE, rtol=0)
+    assert_same(session.run([OUTPUT], feeds)[0], expected)
 
 
 def test_7_and_without_it_through_the_bodies(fused: Path, feeds: dict[str, Array], expected: Array) -> None:
     session = ort.InferenceSession(str(fused), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run([OUTPUT], feeds)[0], expected, atol=TOLERANCE, rtol=0)
+    assert_same(session.run([OUTPUT], feeds)[0], expected)
 
 
 @pytest.fixture(scope="module")
@@ -205,4 +209,4 @@ def _search_path() -> str:
 def test_8_a_client_gets_the_same_answer_over_grpc(address: str, feeds: dict[str, Array], expected: Array) -> None:
     with tilefuse.connect(address) as client:
         answer = client.infer("bert", feeds)
-    np.testing.assert_allclose(answer[OUTPUT], expected, atol=TOLERANCE, rtol=0)
+    assert_same(answer[OUTPUT], expected)

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 600  # lines of a file
+LONGEST_FUNCTION = 60
 
 # Of the rows that its name starts with, a module follows the longest: what of ours it may import.
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -140,5 +141,16 @@ def test_no_file_is_too_long() -> None:
         for path in [*sources, ROOT / "tilefuse.py"]
         if path.suffix in (".py", ".c", ".h", ".proto") and GENERATED not in path.name and "golden" not in path.parts
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_no_function_is_too_long() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {lines} lines"
+        for path in modules().values()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > LONGEST_FUNCTION
     ]
     assert not long, "\n".join(long)
