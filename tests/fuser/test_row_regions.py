@@ -1,6 +1,7 @@
 """Row programs: which nodes they take in, their steps and results."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "SumSquare", "L1", "L2", "Log
 def test_reductions_with_work_around_them(name: str, axes: list[int], keep: int, tmp_path: Path) -> None:
     g = GraphWriter(17)
     x = rows(g)
-    attributes = {"axes": axes} if name != "Sum" else {}
+    attributes: dict[str, Any] = {"axes": axes} if name != "Sum" else {}
     inputs = [g.op("Exp", x), *([g.constant(axes)] if name == "Sum" else [])]
     g.op("Sqrt", g.op(f"Reduce{name}", *inputs, keepdims=keep, **attributes), out="y")
     dims = ["batch", "seq", 8]
