@@ -156,7 +156,11 @@ def _dump(options: Options) -> Callable[[str, str], None] | None:
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    return lambda stage, text: (folder / stage).write_text(text) and None
+
+    def write(stage: str, text: str) -> None:
+        (folder / stage).write_text(text)
+
+    return write
 
 
 def _renamed(kernel: Kernel, name: str) -> Kernel:

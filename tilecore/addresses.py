@@ -1,7 +1,7 @@
 """Addresses: where the elements of tiles, views and tensors lie in flat memory, and which loads need a guard.
 
-`Addresses` is built once per program from the plan; `resolve` turns a tile-level expression into one whose loads address
-`Memory`. A load that is not proved inside its tensor is guarded: outside it gives 0, as the IR says.
+`Addresses` is built once per program from the plan; `resolve` turns a tile-level expression into one whose loads
+address `Memory`. A load that is not proved inside its tensor is guarded: outside it gives 0, as the IR says.
 """
 
 from collections.abc import Mapping
@@ -75,7 +75,8 @@ class Addresses:
 
     def view_element(self, view: View, index: tuple[Expr, ...]) -> Expr:
         """The view's program at `index`, without a guard; still in terms of tensors."""
-        return substitute(view.value, dict(zip(view.axes, index, strict=True)))
+        at: dict[Expr, Expr] = dict(zip(view.axes, index, strict=True))
+        return substitute(view.value, at)
 
     def tensor_element(self, tensor: Tensor, index: tuple[Expr, ...]) -> Load:
         """One element of a tensor, without a guard."""
@@ -83,7 +84,7 @@ class Addresses:
 
     def place(self, place: Place, index: tuple[Expr, ...]) -> tuple[Memory, Expr, Expr | None]:
         """Memory, offset and guard of a store to a place: dropped outside its extents."""
-        at = dict(zip(place.axes, index, strict=True))
+        at: dict[Expr, Expr] = dict(zip(place.axes, index, strict=True))
         target = tuple(substitute(position, at) for position in place.index)
         guard = conjunction(conditions(index, place.shape))
         return self.tensors[place.tensor.name], flat_offset(target, place.tensor.shape), guard

@@ -16,6 +16,7 @@ from tilecore.contract.spec import Spec, check, outputs_of
 from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
 from tilecore.emit_c import emit_c
+from tilecore.emit_expr import ELEMENT, EmitError
 from tilecore.emit_host import Signature
 from tilecore.infer import infer
 from tilecore.ir import Program
@@ -55,8 +56,12 @@ def compile_spec(
     spec: Spec, *, label: str, profile: HardwareProfile, targets: tuple[Target, ...],
     config: Mapping[str, int] | None = None, dump: Dump | None = None,
 ) -> Kernel:  # fmt: skip
-    """The kernel for `spec`; `label` starts its name. `config` overrules recommendation. SpecError for a broken spec."""
+    """The kernel for `spec`; `label` starts its name; `config` overrules recommendation.
+
+    SpecError for a broken spec, EmitError or InferenceError for one that this backend has no code for.
+    """
     check(spec)
+    _check_types(spec)
     packed_spec, packed = pack_constants(canonical(spec))
     function, operands = kernel_for(packed_spec)
 
@@ -71,6 +76,13 @@ def compile_spec(
     if dump:
         _dump_stages(kernel, program, dump)
     return kernel
+
+
+def _check_types(spec: Spec) -> None:
+    for tensor in (*spec.inputs, *outputs_of(spec)):
+        if tensor.dtype not in ELEMENT:
+            known = ", ".join(str(dtype) for dtype in ELEMENT)
+            raise EmitError(f"a {tensor.dtype} tensor: CPU kernels read and write only {known} yet")
 
 
 def _emit(program: Program, signature: Signature, target: Target) -> str:

@@ -1,20 +1,19 @@
 """The C printer: one loop program becomes one translation unit that defines a `tile_kernel`.
 
-Comes in: a loop program, the signature (inputs, outputs, an estimate of the work) and the target's row. Goes out: C text,
-the same bytes for the same program, in terms of the verbs of `tile_cpu.h`; statements carry the line they came from.
+Comes in: a loop program, the signature (inputs, outputs, an estimate of the work) and the target's row. Goes out: C
+text, the same bytes for the same program, in terms of the verbs of `tile_cpu.h`; statements carry the line they came
+from.
 """
 
 import os
 from dataclasses import replace
 
 from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads, variables
-from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import extent_of
 from tilecore.emit_expr import (
     ELEMENT,
     SCALAR,
     VECTOR,
-    EmitError,
     Expressions,
     Lanes,
     Scope,
@@ -22,6 +21,7 @@ from tilecore.emit_expr import (
     operation_count,
 )
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
+from tilecore.emit_product import product_text
 from tilecore.graph import split_affine
 from tilecore.loops import (
     Branch,
@@ -40,11 +40,10 @@ from tilecore.loops import (
     loop_statements,
 )
 from tilecore.span import Span
-from tilecore.target import RegisterTile, Target
+from tilecore.target import Target
 
 NEUTRAL = {"sum": "0.0f", "prod": "1.0f", "max": "-INFINITY", "min": "INFINITY"}
 JOIN = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_f32({0}, {1})", "min": "min_f32({0}, {1})"}
-WIDE_ROWS = (1, 2)
 SHORT_BODY = 8  # operations: below this, a reduction waits for its own latency unless several run at once
 
 
@@ -56,7 +55,7 @@ def emit_c(program: LoopProgram, signature: Signature, target: Target) -> str:
         f"/* {signature.name}: {program.name} for {target.name} */",
         '#include "tile_kernel.h"',
         '#include "tile_cpu.h"',
-        "#include <stdio.h>",
+        '#include "tile_host.h"',
         *_products(program, target),
         printer.run_function(signature),
         *descriptor(program, signature, names, target),
@@ -65,60 +64,9 @@ def emit_c(program: LoopProgram, signature: Signature, target: Target) -> str:
 
 
 def _products(program: LoopProgram, target: Target) -> list[str]:
-    """The register-tile products of the program's tile, and the function that covers a block with them."""
     if not any(isinstance(stmt, Mma) for stmt in loop_statements(program.body)):
         return []
-    tile, small = program.tile, target.smallest_vectors
-    widths = dict.fromkeys(range(1, tile.rows + 1), (tile.vectors,) if tile.vectors == small else (tile.vectors, small))
-    for rows in WIDE_ROWS:
-        widths[rows] = (_widest(rows, target), small)
-    stamped = [f"TILE_MMA({rows}, {vectors})" for rows, group in widths.items() for vectors in group]
-    return [*stamped, _product_function(tile, widths, target)]
-
-
-def _widest(rows: int, target: Target) -> int:
-    """The widest tile of few rows: there, each row of B is read for little work, so many must be in flight."""
-    step = target.smallest_vectors
-    return max(v for v in range(step, 4 * PANEL // target.lanes + 1, step) if target.fits(RegisterTile(rows, v)))
-
-
-def _product_function(tile: RegisterTile, widths: dict[int, tuple[int, ...]], target: Target) -> str:
-    def calls(rows: int, vectors: int) -> str:
-        return f"mma_{rows}x{vectors}(a + i * lda, lda, step, b + p * panel, panel, c + i * ldc + p * TILE_PANEL, ldc, depth, clear)"
-
-    lines = [
-        "static void product(const float* restrict a, int64_t lda, int64_t step, const float* restrict b, int64_t panel,",
-        "                    float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear) {",
-        "    const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL, i = 0;",
-    ]
-    for rows in WIDE_ROWS:
-        lines.append(f"    if (rows == {rows}) {{")
-        lines.append("        int64_t p = 0;")
-        for vectors in widths[rows]:
-            count = vectors * target.lanes // PANEL
-            lines.append(f"        for (; p + {count} <= panels; p += {count}) {calls(rows, vectors)};")
-        lines += ["        return;", "    }"]
-    lines.append("    int64_t p = 0;")
-    for vectors in widths[tile.rows]:
-        count = vectors * target.lanes // PANEL
-        lines += [
-            f"    for (; p + {count} <= panels; p += {count}) {{",
-            "        for (int64_t i = 0, r; i < rows; i += r) { /* the last rows in two even tiles, not a full one and a sliver */",
-            "            const int64_t left = rows - i;",
-            f"            r = left >= {2 * tile.rows} || left == {tile.rows} ? {tile.rows} : left > {tile.rows} ? (left + 1) / 2 : left;",
-            "            switch (r) {",
-        ]
-        for rows in range(tile.rows, 0, -1):
-            width = vectors if vectors in widths[rows] else target.smallest_vectors
-            repeat = vectors // width
-            if repeat == 1:
-                lines.append(f"            case {rows}: {calls(rows, width)}; break;")
-            else:
-                inner = calls(rows, width).replace("p * ", "(p + s) * ")
-                step = width * target.lanes // PANEL
-                lines.append(f"            case {rows}: for (int64_t s = 0; s < {count}; s += {step}) {inner}; break;")
-        lines += ["            default: break;", "            }", "        }", "    }"]
-    return "\n".join([*lines, "}"])
+    return product_text(program.tile, target)
 
 
 class _Kernel(Expressions):
@@ -137,8 +85,6 @@ class _Kernel(Expressions):
         for number, name in enumerate(self.symbols.values()):
             head.lines.append(f"const int64_t {name} = symbols[{number}];")
         for memory in program.memories:
-            if memory.dtype not in ELEMENT:
-                raise EmitError(f"{memory.name} is {memory.dtype}, a type that CPU kernels do not read or write yet")
             if memory.kind != "scratch":
                 qualifier = "const " if memory.kind == "input" else ""
                 kind = f"{qualifier}{ELEMENT[memory.dtype]}* restrict"
@@ -165,8 +111,8 @@ class _Kernel(Expressions):
         unused = ["(void)symbols;", "(void)inputs;", "(void)outputs;", "(void)scratch;"]
         return "\n".join(
             [
-                "static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch,",
-                "                int64_t begin, int64_t end) {",
+                "static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,",
+                "                void* scratch, int64_t begin, int64_t end) {",
                 *_indent(unused + text),
                 "}",
             ]

@@ -69,11 +69,6 @@ def size_text(expr: Expr, names: Mapping[str, str]) -> str:
             raise ValueError(f"{expr} is not an expression of dims")
 
 
-def readable(expr: Expr) -> str:
-    """An expression of dims inside a C string literal: symbols under their own names."""
-    return str(expr).replace("\\", "").replace('"', "").replace("%", "%%")
-
-
 def descriptor(program: LoopProgram, signature: Signature, names: Mapping[str, str], target: Target) -> list[str]:
     """Everything after `run`: bind, shape, tasks, scratch, work and the table."""
     symbols = [f"    const int64_t {name} = symbols[{i}]; (void){name};" for i, name in enumerate(names.values())]
@@ -119,28 +114,18 @@ def _bind(signature: Signature, names: Mapping[str, str]) -> str:
     bound: dict[str, str] = {}
     checks: list[str] = []
     for i, tensor in enumerate(signature.inputs):
-        lines.append(
-            f'    if (ranks[{i}] != {len(tensor.shape)}) {{ snprintf(error, error_size, "input {i}: expected {len(tensor.shape)} dims, '
-            f'found %d", (int)ranks[{i}]); return 1; }}'
-        )
+        lines.append(f"    TILE_CHECK_RANK({i}, {len(tensor.shape)})")
         for axis, dim in enumerate(tensor.shape):
             if isinstance(dim, Sym) and dim.name not in bound:
                 bound[dim.name] = names[dim.name]
                 position = list(names).index(dim.name)
                 lines.append(f"    const int64_t {names[dim.name]} = symbols[{position}] = shapes[{i}][{axis}];")
             else:
-                text = size_text(dim, names)
-                checks.append(
-                    f'    if (shapes[{i}][{axis}] != {text}) {{ snprintf(error, error_size, "input {i}, dim {axis}: expected '
-                    f'%lld, found %lld", (long long){text}, (long long)shapes[{i}][{axis}]); return 1; }}'
-                )
+                checks.append(f"    TILE_CHECK_DIM({i}, {axis}, {size_text(dim, names)})")
     lines += [f"    (void){name};" for name in bound.values()]
     for expr in signature.requires:
-        text = size_text(expr, names)
-        checks.append(
-            f'    if ({text} < 0) {{ snprintf(error, error_size, "dims out of range: {readable(expr)} must not be negative, '
-            f'is %lld", (long long){text}); return 1; }}'
-        )
+        text = str(expr).replace("\\", "").replace('"', "")
+        checks.append(f'    TILE_CHECK_NOT_NEGATIVE({size_text(expr, names)}, "{text}")')
     return "\n".join([*lines, *checks, "    return 0;", "}"])
 
 

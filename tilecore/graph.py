@@ -1,7 +1,8 @@
 """The tile graph: tile operations as nodes, the buffers between them as edges, and the axes that they share.
 
-Comes in: a verified program. Goes out: `TileGraph`, in which every buffer axis and every `Parallel` variable belongs to
-one *axis class*: axes that any operation walks together (row i of S is row i of Q and of O). Inference decides per class.
+Comes in: a verified program. Goes out: `TileGraph`, in which every buffer axis and every `Parallel` variable belongs
+to one *axis class*: axes that any operation walks together (row i of S is row i of Q and of O). Inference decides per
+class.
 """
 
 from collections.abc import Iterator

@@ -1,11 +1,11 @@
 """Tile inference: completes what the kernel's author left open, by constraints on the tile graph.
 
-Comes in: a concrete program and a target. Goes out: a `Plan`: for every axis class how many elements are live, for every
-buffer its layout, for every `Gemm` its register tile, for every `Parallel` its vector axis.
+Comes in: a concrete program and a target. Goes out: a `Plan`: for every axis class how many elements are live, for
+every buffer its layout, for every `Gemm` its register tile, for every `Parallel` its vector axis.
 
-Constraints in order of strength: what an operation demands (a right-hand operand must lie in packed panels, a register
-tile must fit the register file), then what edges carry (an axis class has one live extent), then free choices (the
-vector axis is the contiguous one). Two strict demands that differ are a conflict that names both uses.
+Constraints in order of strength: what an operation demands (a right-hand operand must lie in packed panels, a
+register tile must fit the register file), then what edges carry (an axis class has one live extent), then free
+choices (the vector axis is the contiguous one). Two strict demands that differ are a conflict that names both uses.
 
 Live extents: the last tile of an axis reaches past the data. Where it does not matter what stands there (nothing
 reduces over the axis, or what stands there is neutral for every reduction), all work is cut to the live elements, and

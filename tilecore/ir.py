@@ -1,14 +1,14 @@
 """The tile program: what tracing makes and every pass, the interpreter and the backends read.
 
-A `Program` is a grid of independent tasks over one body of statements. Statements work on whole tiles (`Copy`, `Gemm`,
-`Fill`, `Reduce`) or, inside `Parallel`, on elements (`Store`). Expressions are `tilecore.contract.expr`; a `Load` reads
-a `Buffer`, a `View` or a `Tensor`.
+A `Program` is a grid of independent tasks over one body of statements. Statements work on whole tiles (`Copy`,
+`Gemm`, `Fill`, `Reduce`) or, inside `Parallel`, on elements (`Store`). Expressions are `tilecore.contract.expr`; a
+`Load` reads a `Buffer`, a `View` or a `Tensor`.
 
 Bounds: a load of a View or Tensor outside its extents gives 0, and a store to a Place outside its extents is dropped,
 so that the last tile of an axis needs no special text. A tile buffer is never indexed out of bounds.
 
-Tile extents may be symbols listed in `Program.tunables` (from `T.auto`): inference and recommendation work on those; the
-kernel is then traced once more with numbers in their place, and only such programs are lowered.
+Tile extents may be symbols listed in `Program.tunables` (from `T.auto`): inference and recommendation work on those;
+the kernel is then traced once more with numbers in their place, and only such programs are lowered.
 """
 
 from collections.abc import Iterator

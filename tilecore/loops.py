@@ -1,7 +1,7 @@
 """The loop program: what lowering makes of a tile program and what a CPU printer reads.
 
-Every load and store addresses flat memory (`Memory`, one element offset). Statements are scalar loops, vector loops, the
-register-tile product and panel packing; nothing here knows C.
+Every load and store addresses flat memory (`Memory`, one element offset). Statements are scalar loops, vector loops,
+the register-tile product and panel packing; nothing here knows C.
 """
 
 from collections.abc import Iterator

@@ -386,7 +386,7 @@ def _transposed_source(copy: Copy, buffer: Buffer, columns: Expr, depth: Expr, l
 
 
 def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, Kept]:
-    """Copies from views that do not depend on the fastest grid axis, with one slot per step of the loops they follow."""
+    """Copies from views that do not depend on the fastest grid axis, one slot per step of the loops they follow."""
     kept: dict[Copy, Kept] = {}
     if not program.grid or program.grid[0].extent == const(1):
         return kept

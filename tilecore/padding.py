@@ -1,7 +1,8 @@
 """What stands in a tile past its live elements, according to the meaning of the program.
 
-A copy fills with 0 what lies outside its source; an elementwise statement computes something from that. Where the result
-is a known constant (a mask put −inf there, exp2 made 0 of it), a reduction for which it is neutral may skip it.
+A copy fills with 0 what lies outside its source; an elementwise statement computes something from that. Where the
+result is a known constant (a mask put −inf there, exp2 made 0 of it), a reduction for which it is neutral may skip
+it.
 """
 
 import math

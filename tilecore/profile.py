@@ -10,7 +10,7 @@ from tilecore.target import TARGETS, Target, targets_for
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """One CPU: caches in bytes per core (`l3` shared), vector multiply-adds per cycle, and bytes per cycle of each level."""
+    """One CPU: caches in bytes per core (`l3` shared), multiply-adds per cycle, bytes per cycle of each level."""
 
     name: str
     target: Target
@@ -50,7 +50,7 @@ def profile_named(name: str) -> HardwareProfile:
 
 
 def detect_profile() -> HardwareProfile:
-    """This machine: the table's row for its best supported target, with cores and cache sizes as the system reports them."""
+    """This machine: the table's row for its best target, with the cores and caches that the system reports."""
     target = detect_target()
     base = next(profile for profile in PROFILES if profile.target == target)
     found = {level: _cache_size(level) for level in (1, 2, 3)}

@@ -1,8 +1,9 @@
 """Tile recommendation: ranks tile extents for a machine by a cost model that says why.
 
-Comes in: a spec and a hardware profile. Goes out: values for the tunable extents of the spec's kernel, best first, each with its predicted cycles; those that cannot work, with the reason. The model is a roofline per task: the cycles of
-its products and of its pointwise work, or of moving its operands from the cache that they fit, whichever is larger;
-then the tasks spread over the cores.
+Comes in: a spec and a hardware profile. Goes out: values for the tunable extents of the spec's kernel, best first,
+each with its predicted cycles; those that cannot work, with the reason. The model is a roofline per task: the cycles
+of its products and of its pointwise work, or of moving its operands from the cache that they fit, whichever is
+larger; then the tasks spread over the cores.
 """
 
 from collections.abc import Iterator, Mapping

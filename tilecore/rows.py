@@ -1,11 +1,11 @@
 """Row-wise statements: one loop over rows for a run of them, and inside it vector loops joined where they may be.
 
 Comes in: consecutive `Parallel`, `Reduce` and `Fill` statements that walk the same axis class as their first axis and
-touch only their own row of what the run writes. Goes out: one scalar loop over the live rows. Per row, a value stored by
-one vector loop and read at the same place by the next is handed on in registers.
+touch only their own row of what the run writes. Goes out: one scalar loop over the live rows. Per row, a value stored
+by one vector loop and read at the same place by the next is handed on in registers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilecore.addresses import Addresses, live_var
@@ -18,10 +18,10 @@ from tilecore.loops import Fold, Let, Loop, LoopStmt, Memory, Put, VectorLoop
 JOIN = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 
 
-def is_row_wise(stmt: Stmt, run: tuple[Stmt, ...], plan: Plan) -> bool:
+def is_row_wise(stmt: Stmt, run: Sequence[Stmt], plan: Plan) -> bool:
     """Whether `stmt` can join the row loop of the statements `run` before it."""
     own = _row_class(stmt, plan)
-    if own is None or (run and own != _row_class(run[0], plan)):
+    if own is None or any(own != _row_class(member, plan) for member in run[:1]):
         return False
     together = (*run, stmt)
     written = {buffer.name for member in together for buffer in buffers_of(member)[1]}

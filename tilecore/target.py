@@ -43,7 +43,10 @@ TARGETS: tuple[Target, ...] = (  # best first: a library tries them in this orde
         '__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")'
         ' && __builtin_cpu_supports("avx512vl")',
     ),
-    Target("x86-64-v3", 8, 16, ("-march=x86-64-v3",), '__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")'),
+    Target(
+        "x86-64-v3", 8, 16, ("-march=x86-64-v3",),
+        '__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")',
+    ),
     Target("aarch64", 4, 32, (), "1"),
 )  # fmt: skip
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 COMMON = (
     "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-    "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-variable", "-Wno-psabi", "-Wno-aggressive-loop-optimizations", "-Wno-unknown-pragmas",
+    "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-variable",
+    "-Wno-psabi", "-Wno-aggressive-loop-optimizations", "-Wno-unknown-pragmas",
 )  # fmt: skip
 LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread")
 

@@ -22,11 +22,19 @@ class Source(Protocol):
     """Whatever a `Load` can read: a region's input tensor, a tile buffer. `shape` entries are i64 expressions."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What it is called in messages."""
+        ...
+
     @property
-    def dtype(self) -> DType: ...
+    def dtype(self) -> DType:
+        """The type of an element."""
+        ...
+
     @property
-    def shape(self) -> tuple["Expr", ...]: ...
+    def shape(self) -> tuple["Expr", ...]:
+        """Extents, i64 expressions."""
+        ...
 
 
 class _Arithmetic:
@@ -192,7 +200,7 @@ def unary(name: str, value: "Expr", *, span: Any = None) -> "Expr":
 
 
 def select(condition: "Expr", yes: "Expr | int | float", no: "Expr | int | float", *, span: Any = None) -> "Expr":
-    """`yes` where `condition` (bool) holds, else `no`. Only the chosen side is evaluated: loads in it may be guarded."""
+    """`yes` where `condition` (bool) holds, else `no`; a load in the other side may be out of bounds."""
     if isinstance(yes, int | float):
         yes = _as_expr(yes, DType.F32 if isinstance(no, int | float) else no.dtype)
     return apply("select", condition, yes, _as_expr(no, yes.dtype), span=span)
@@ -461,10 +469,11 @@ def mod(value: "Expr", divisor: "Expr") -> "Expr":
         return rest
     if _inside(rest + divisor, divisor):
         return rest + divisor
-    if isinstance(rest, Op) and rest.name == "mod":  # (x % (a * n)) % n = x % n
-        if not _divide(polynomial(rest.args[1]), polynomial(divisor))[1]:
-            return mod(rest.args[0], divisor)
-    return Op("mod", (rest, divisor), DType.I64)
+    match rest:
+        case Op(name="mod", args=(inner, multiple)) if not _divide(polynomial(multiple), polynomial(divisor))[1]:
+            return mod(inner, divisor)  # (x % (a * n)) % n = x % n
+        case _:
+            return Op("mod", (rest, divisor), DType.I64)
 
 
 def _inside(value: "Expr", extent: "Expr") -> bool:

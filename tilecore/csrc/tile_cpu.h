@@ -359,6 +359,11 @@ TILE_INLINE float min_lanes(f32v v) { return -max_lanes(-v); }
             store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                       \
     }
 
+/* How many of the rows that are left the next tile takes: all full tiles, but the last two even. */
+#define TILE_ROWS(left, full) ((left) >= 2 * (full) || (left) == (full) ? (full) : (left) > (full) ? ((left) + 1) / 2 : (left))
+#define TILE_CALL(shape, row) \
+    mma_##shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear)
+
 /* ---- packing: panels[p][k][lane] = source[(p * PANEL + lane) * row + k]; lanes past `columns` get 0 */
 #if defined(__AVX2__)
 TILE_INLINE void transpose_8x8(const float* restrict source, int64_t row, int rows, float* restrict to) {
