@@ -30,7 +30,7 @@ def is_row_wise(stmt: Stmt, run: Sequence[Stmt], plan: Plan) -> bool:
 
 def _row_class(stmt: Stmt, plan: Plan) -> int | None:
     match stmt:
-        case Parallel() if len(stmt.axes) <= 2 and plan.vector_axis[stmt] is not None:
+        case Parallel() if not stmt.axes[2:] and plan.vector_axis[stmt] is not None:
             if len(stmt.axes) == 2 and plan.vector_axis[stmt] != stmt.axes[1]:
                 return None
             return plan.graph.classes[stmt.axes[0]]
