@@ -1,0 +1,138 @@
+/* FusedGolden_bb9d958795e2: matmul for x86-64-v3 */
+#include "tile_kernel.h"
+#include "tile_cpu.h"
+#include "tile_host.h"
+TILE_MMA(1, 6)
+TILE_MMA(1, 2)
+TILE_MMA(2, 4)
+TILE_MMA(2, 2)
+TILE_MMA(3, 2)
+TILE_MMA(4, 2)
+TILE_MMA(5, 2)
+TILE_MMA(6, 2)
+static void product(const float* restrict a, int64_t lda, int64_t step, const float* restrict b,
+                    int64_t panel, float* restrict c, int64_t ldc, int64_t rows, int64_t columns,
+                    int64_t depth, int clear) {
+    const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL;
+    int64_t p = 0;
+    if (rows == 1) {
+        for (; p + 3 <= panels; p += 3) TILE_CALL(1x6, 0);
+        for (; p + 1 <= panels; p += 1) TILE_CALL(1x2, 0);
+        return;
+    }
+    if (rows == 2) {
+        for (; p + 2 <= panels; p += 2) TILE_CALL(2x4, 0);
+        for (; p + 1 <= panels; p += 1) TILE_CALL(2x2, 0);
+        return;
+    }
+    for (; p + 1 <= panels; p += 1) {
+        for (int64_t i = 0, r; i < rows; i += r) {
+            r = TILE_ROWS(rows - i, 6);
+            switch (r) {
+            case 6: TILE_CALL(6x2, i); break;
+            case 5: TILE_CALL(5x2, i); break;
+            case 4: TILE_CALL(4x2, i); break;
+            case 3: TILE_CALL(3x2, i); break;
+            case 2: TILE_CALL(2x2, i); break;
+            case 1: TILE_CALL(1x2, i); break;
+            default: break;
+            }
+        }
+    }
+}
+static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,
+                void* scratch, int64_t begin, int64_t end) {
+    (void)symbols;
+    (void)inputs;
+    (void)outputs;
+    (void)scratch;
+    const int64_t n0 = symbols[0];
+    const float* restrict input0 = (const float*)inputs[0];
+    const float* restrict input1 = (const float*)inputs[1];
+    const float* restrict input2 = (const float*)inputs[2];
+    float* restrict output0 = (float*)outputs[0];
+    char* at = (char*)scratch;
+    float* restrict s_c = (float*)at;
+    at += (4608);
+    const int64_t t1 = n0 + 23;
+    const int64_t t2 = floordiv_i64(t1, 24);
+    for (int64_t task = begin; task < end; task++) {
+        const int64_t m_3 = task % t2;
+        const int64_t n_4 = task / t2 % 1;
+        const int64_t g_5 = task / t2 / 1;
+        const int64_t t6 = 0 * 64;
+        const int64_t t7 = m_3 * 1536;
+        const int64_t t8 = t6 + t7;
+        const int64_t t9 = 0 * 1024;
+        const int64_t t10 = n_4 * 3072;
+        const int64_t t11 = t9 + t10;
+        const int64_t t12 = m_3 * -24;
+        const int64_t t13 = n0 + t12;
+        const int64_t t14 = min_i64(24, t13);
+        product(input0 + t8, 64, 1, input1 + t11, 1024, s_c + 0, 48, t14, 48, 64, 1); // matmul.py:31
+        const int64_t t19 = n_4 * 48;
+        const int64_t t27 = m_3 * 1152;
+        const int64_t t28 = t27 + t19;
+        for (int64_t row_15 = 0; row_15 < t14; row_15 += 1) {
+            int64_t j16 = 0;
+            const int64_t t17 = row_15 * 48;
+            const int64_t t29 = t28 + t17;
+            for (; j16 + 8 <= 48; j16 += 8) {
+                const f32v v18 = load_f32(s_c + t17 + j16);
+                const f32v v20 = load_f32(input2 + t19 + j16);
+                const f32v v21 = v18 + v20;
+                const f32v v22 = v21 * splat_f32(0x1.0000000000000p-1f);
+                const f32v v23 = v21 * splat_f32(0x1.6a09e60000000p-1f);
+                const f32v v24 = erf_f32(v23);
+                const f32v v25 = splat_f32(0x1.0000000000000p+0f) + v24;
+                const f32v v26 = v22 * v25;
+                store_f32(output0 + t29 + j16, v26); // matmul.py:35
+            }
+        }
+    }
+}
+static int32_t bind(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error,
+                    size_t error_size) {
+    (void)shapes; (void)ranks; (void)symbols; (void)error; (void)error_size;
+    TILE_CHECK_RANK(0, 2)
+    const int64_t n0 = symbols[0] = shapes[0][0];
+    TILE_CHECK_RANK(1, 3)
+    TILE_CHECK_RANK(2, 1)
+    (void)n0;
+    TILE_CHECK_DIM(0, 1, INT64_C(64))
+    TILE_CHECK_DIM(1, 0, INT64_C(3))
+    TILE_CHECK_DIM(1, 1, INT64_C(64))
+    TILE_CHECK_DIM(1, 2, INT64_C(16))
+    TILE_CHECK_DIM(2, 0, INT64_C(48))
+    return 0;
+}
+static int64_t tasks(const int64_t* symbols) {
+    (void)symbols;
+    const int64_t n0 = symbols[0]; (void)n0;
+    return (int64_t)(floordiv_i64((n0 + INT64_C(23)), INT64_C(24)));
+}
+static size_t scratch_size(const int64_t* symbols) {
+    (void)symbols;
+    const int64_t n0 = symbols[0]; (void)n0;
+    return (size_t)(INT64_C(4608));
+}
+static int64_t work(const int64_t* symbols) {
+    (void)symbols;
+    const int64_t n0 = symbols[0]; (void)n0;
+    return (int64_t)((floordiv_i64((n0 * INT64_C(44)), INT64_C(50)) + (n0 * INT64_C(122))));
+}
+static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
+    (void)symbols;
+    const int64_t n0 = symbols[0]; (void)n0;
+    switch (output) {
+    case 0: dims[0] = n0; dims[1] = INT64_C(48); break;
+    default: break;
+    }
+}
+static const int32_t input_types[] = {1, 1, 1};
+static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
+static const tile_output tile_outputs[] = {{1, 2, dims_0}};
+const tile_kernel tile_kernel_FusedGolden_bb9d958795e2_x86_64_v3 = {
+    "FusedGolden_bb9d958795e2", 3, 1, input_types, tile_outputs,
+    bind, shape, tasks, scratch_size, work, run,
+};
