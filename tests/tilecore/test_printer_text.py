@@ -76,7 +76,7 @@ kernel matmul(a: f32[M, G, 5], b: f32[6, 5], bias: f32[6], residual: f32[G, M, 6
   shared a1: f32[block_m, block_k]
   shared b1: f32[block_k, block_n]
   fragment c1: f32[block_m, block_n]
-  grid n < ((5 // block_n) + 1), m < (((M + -1) // block_m) + 1), g < G
+  grid m < (((M + -1) // block_m) + 1), n < ((5 // block_n) + 1), g < G
     fill c1 = f32(0.0)
     for k in 0 .. ((4 // block_k) + 1) pipelined stages=2
       copy a1 = A[g, (block_m * m) : +block_m, (block_k * k) : +block_k]
