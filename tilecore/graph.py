@@ -108,15 +108,19 @@ def _loaded(store: Store) -> tuple[Buffer, ...]:
     return tuple(dict.fromkeys(source for source in found if isinstance(source, Buffer)))
 
 
-def gemm_axes(gemm: Gemm) -> tuple[tuple[Axis, Axis], tuple[Axis, Axis], tuple[Axis, Axis]]:
-    """((m of a, m of c), (n of b, n of c), (k of a, k of b))."""
-    am, ak = (1, 0) if gemm.transpose_a else (0, 1)
-    bk, bn = (1, 0) if gemm.transpose_b else (0, 1)
-    return (
-        ((gemm.a.name, am), (gemm.c.name, 0)),
-        ((gemm.b.name, bn), (gemm.c.name, 1)),
-        ((gemm.a.name, ak), (gemm.b.name, bk)),
-    )
+BufferAxis = tuple[str, int]
+
+
+def gemm_axes(gemm: Gemm) -> tuple[tuple[BufferAxis, BufferAxis], tuple[BufferAxis, BufferAxis]]:
+    """((m of a, m of c), (n of b, n of c))."""
+    am = 1 if gemm.transpose_a else 0
+    bn = 0 if gemm.transpose_b else 1
+    return ((gemm.a.name, am), (gemm.c.name, 0)), ((gemm.b.name, bn), (gemm.c.name, 1))
+
+
+def depth_axes(gemm: Gemm) -> tuple[BufferAxis, BufferAxis]:
+    """(k of a, k of b)."""
+    return (gemm.a.name, 0 if gemm.transpose_a else 1), (gemm.b.name, 1 if gemm.transpose_b else 0)
 
 
 def tile_axes(src: Tile, dst: Tile) -> tuple[tuple[int, int], ...]:
@@ -131,6 +135,7 @@ def _shared_axes(stmt: Stmt) -> Iterator[tuple[Axis, Axis]]:
     match stmt:
         case Gemm():
             yield from gemm_axes(stmt)
+            yield depth_axes(stmt)
         case Reduce():
             kept = [i for i in range(len(stmt.src.shape)) if i != stmt.axis]
             yield from (((stmt.src.name, i), (stmt.dst.name, j)) for j, i in enumerate(kept))

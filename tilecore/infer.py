@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Var, binary, const, nonnegative, variables
-from tilecore.contract.panel import PANEL
-from tilecore.graph import Axis, Bound, TileGraph, build_graph, gemm_axes, split_affine
-from tilecore.ir import Buffer, Gemm, Parallel, Program, Reduce
-from tilecore.padding import NEUTRAL, Beyond, padding
+from tilecore.contract.expr import Expr, Var, binary, const, nonnegative
+from tilecore.graph import Axis, TileGraph, build_graph, split_affine
+from tilecore.ir import Buffer, Gemm, Parallel, Program
+from tilecore.needed import class_extents, in_scope, needed_extents
+from tilecore.padding import Beyond, not_neutral
 from tilecore.span import Span
 from tilecore.target import RegisterTile, Target
 
@@ -47,13 +47,22 @@ class Plan:
     program: Program
     graph: TileGraph
     target: Target
-    live: Mapping[int, Expr]  # axis class → live extent, where it is below the extent
+    live: Mapping[int, Expr]  # axis class → elements that exist, where that is below the extent
+    needed: Mapping[int, Expr]  # axis class → elements that can matter, where that is fewer still
     layouts: Mapping[str, Layout]
     register_tile: RegisterTile
     vector_axis: Mapping[Parallel, Var | None]
 
     def extent(self, axis: Axis, full: Expr) -> Expr:
         """Elements of `axis` that work must cover."""
+        return self.class_extent(self.graph.classes[axis], full)
+
+    def class_extent(self, index: int, full: Expr) -> Expr:
+        """Elements of an axis class that work must cover."""
+        return self.needed.get(index, self.live.get(index, full))
+
+    def filled(self, axis: Axis, full: Expr) -> Expr:
+        """Elements of `axis` that a copy must fill: a kept copy serves tasks that need more than this one does."""
         return self.live.get(self.graph.classes[axis], full)
 
 
@@ -64,7 +73,9 @@ def infer(program: Program, target: Target) -> Plan:
     vector_axis = {
         node.stmt: choose_vector_axis(node.stmt, layouts) for node in graph.nodes if isinstance(node.stmt, Parallel)
     }
-    return Plan(program, graph, target, _live_extents(graph), layouts, choose_register_tile(target), vector_axis)
+    live = _live_extents(graph)
+    needed = needed_extents(graph, live)
+    return Plan(program, graph, target, live, needed, layouts, choose_register_tile(target), vector_axis)
 
 
 def choose_register_tile(target: Target, columns: int = 64) -> RegisterTile:
@@ -128,67 +139,15 @@ def choose_vector_axis(parallel: Parallel, layouts: Mapping[str, Layout]) -> Var
 
 def _live_extents(graph: TileGraph) -> dict[int, Expr]:
     """Classes that may be cut, checked until the choice is consistent: dropping one can take away another's reason."""
-    extents = _class_extents(graph)
     candidates: dict[int, tuple[Expr, Expr]] = {}  # class → (bound, live extent)
-    for index, extent in extents.items():
-        if extent is None:
-            continue
+    for index, extent in class_extents(graph).items():
         own = [bound for bound in graph.bounds if graph.classes[bound.axis] == index]
         real = [bound for bound in own if not nonnegative(bound.limit - extent)]
-        if real and all(a.limit == b.limit for a, b in pairwise(real)) and _in_scope(graph, index, real[0]):
+        if real and all(a.limit == b.limit for a, b in pairwise(real)) and in_scope(graph, index, real[0].limit):
             candidates[index] = (real[0].limit, binary("min", extent, real[0].limit))
     while True:
-        beyond = Beyond(graph, {index: bound for index, (bound, _) in candidates.items()})
-        bad = _not_neutral(graph, candidates.keys(), beyond)
+        bad = not_neutral(Beyond(graph, {index: bound for index, (bound, _) in candidates.items()}))
         if not bad:
             return {index: live for index, (_, live) in candidates.items()}
         for index in bad:
             del candidates[index]
-
-
-def _class_extents(graph: TileGraph) -> dict[int, Expr | None]:
-    """The common extent of a class's members; None when they differ (a window into a larger buffer)."""
-    shapes = {(b.name, i): extent for b in graph.program.buffers for i, extent in enumerate(b.shape)}
-    extents: dict[int, Expr | None] = {}
-    for axis, index in graph.classes.items():
-        extent = axis.extent if isinstance(axis, Var) else shapes[axis]
-        assert extent is not None
-        extents[index] = extent if extents.setdefault(index, extent) == extent else None
-    return extents
-
-
-def _in_scope(graph: TileGraph, index: int, bound: Bound) -> bool:
-    """The bound's loop variables must be in scope wherever the class is walked."""
-    members = graph.axes_of(index)
-    buffers = {axis[0] for axis in members if not isinstance(axis, Var)}
-    loop_vars = {loop.var for node in graph.nodes for loop in node.loops}
-    needed = variables(bound.limit) & loop_vars
-    for node in graph.nodes:
-        touched = {b.name for b in (*node.reads, *node.writes)} & buffers
-        walks = isinstance(node.stmt, Parallel) and any(axis in members for axis in node.stmt.axes)
-        if (touched or walks) and not needed <= {loop.var for loop in node.loops}:
-            return False
-    return True
-
-
-def _not_neutral(graph: TileGraph, cut: "Mapping[int, object] | object", beyond: Beyond) -> set[int]:
-    """Classes in `cut` over which some reduction would see more than neutral elements past the live ones."""
-    pads = padding(beyond)
-    bad: set[int] = set()
-    for node in graph.nodes:
-        stmt = node.stmt
-        if isinstance(stmt, Reduce):
-            axis = (stmt.src.name, stmt.axis)
-            if graph.classes[axis] in cut and pads[stmt, stmt.src.name, stmt.axis] != NEUTRAL[stmt.kind]:  # type: ignore[operator]
-                bad.add(graph.classes[axis])
-        if isinstance(stmt, Gemm):
-            left, right = gemm_axes(stmt)[2]
-            assert not isinstance(left, Var)
-            assert not isinstance(right, Var)
-            zero = all(pads[stmt, name, axis] == 0 for name, axis in (left, right))
-            if graph.classes[left] in cut and not zero:  # type: ignore[operator]
-                bad.add(graph.classes[left])
-    return bad
-
-
-__all__ = ["PANEL", "InferenceError", "Layout", "Plan", "choose_register_tile", "choose_vector_axis", "infer"]

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, Slot, live_var, row_stride, slot_size
-from tilecore.contract.expr import Const, Expr, Load, Op, Var, cast, const, substitute, variables
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, cast, const, substitute, variables
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
-from tilecore.graph import Axis, gemm_axes, split_affine, tile_axes
+from tilecore.graph import Axis, depth_axes, gemm_axes, split_affine, tile_axes
 from tilecore.infer import Plan
 from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, Tile
 from tilecore.loops import (
@@ -52,6 +52,10 @@ class Lowering:
     def live(self, axis: Axis, full: Expr) -> Expr:
         """How many elements of an axis the work covers."""
         return self.plan.extent(axis, full)
+
+    def filled(self, axis: Axis, full: Expr) -> Expr:
+        """How many elements of an axis a copy fills."""
+        return self.plan.filled(axis, full)
 
 
 def lower(plan: Plan) -> LoopProgram:
@@ -197,8 +201,8 @@ def _nest(axes: tuple[Var, ...], put: Put) -> LoopStmt:
 
 
 def _product(gemm: Gemm, lowering: Lowering) -> Mma:
-    (_, rows), (_, columns), (depth, _) = gemm_axes(gemm)
-    assert not isinstance(depth, Var)
+    (_, rows), (_, columns) = gemm_axes(gemm)
+    depth, _ = depth_axes(gemm)
     return Mma(
         _operand(gemm.a, lowering, swapped=gemm.transpose_a),
         _operand(gemm.b, lowering, swapped=False),
@@ -254,7 +258,7 @@ def _operands_in_place(plan: Plan, addresses: Addresses) -> dict[str, Operand]:
 
 def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Addresses) -> Operand | None:
     layout = plan.layouts[buffer.name]
-    extents = [plan.extent((buffer.name, i), buffer.shape[i]) for i in (0, 1)]
+    extents = [plan.filled((buffer.name, i), buffer.shape[i]) for i in (0, 1)]
     if layout.kind == "rows":
         row, column = live_var("row", extents[0]), live_var("column", extents[1])
         load = addresses.unguarded(view, _source_index(copy, (row, column)))
@@ -323,7 +327,7 @@ def _copy_loops(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
     for i, extent in enumerate(walked.shape):
         live = extent
         if isinstance(walked.source, Buffer) and walked.shape == walked.source.shape:
-            live = lowering.live((walked.source.name, i), extent)
+            live = lowering.filled((walked.source.name, i), extent)
         axis = live_var(f"{walked.source.name}_{i}", live)
         one = extent == const(1)
         axes.append(const(0) if one else axis)
@@ -350,8 +354,8 @@ def _copy_loops(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
 def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
     """Fill packed panels, by 16-column strips of the source, or by transposing a source that is contiguous in depth."""
     layout = lowering.plan.layouts[buffer.name]
-    columns = lowering.live((buffer.name, layout.column), buffer.shape[layout.column])
-    depth_extent = lowering.live((buffer.name, 1 - layout.column), buffer.shape[1 - layout.column])
+    columns = lowering.filled((buffer.name, layout.column), buffer.shape[layout.column])
+    depth_extent = lowering.filled((buffer.name, 1 - layout.column), buffer.shape[1 - layout.column])
     slot = lowering.addresses.slots[buffer.name]
     panel_size = buffer.shape[1 - layout.column] * PANEL
     transposed = _transposed_source(copy, buffer, columns, depth_extent, lowering)
@@ -435,9 +439,20 @@ def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, K
 
 
 def _without(stop: Expr, var: Var) -> Expr | None:
-    """An upper bound of `stop` that does not mention `var`: itself, or a side of a minimum."""
+    """An upper bound of `stop` that does not mention `var`: sides of minima, inside sums and quotients that grow."""
     if var not in variables(stop):
         return stop
-    if isinstance(stop, Op) and stop.name == "min":
-        return next((side for side in (_without(arg, var) for arg in stop.args) if side is not None), None)
-    return None
+    match stop:
+        case Op(name="min"):
+            return next((side for side in (_without(arg, var) for arg in stop.args) if side is not None), None)
+        case Op(name="max" | "add", args=(left, right)):
+            sides = _without(left, var), _without(right, var)
+            return None if sides[0] is None or sides[1] is None else binary(stop.name, sides[0], sides[1])
+        case Op(name="floordiv", args=(value, Const() as divisor)):
+            bound = _without(value, var)
+            return None if bound is None else binary("floordiv", bound, divisor)
+        case Op(name="mul", args=(value, Const(value=factor))) if factor > 0:
+            bound = _without(value, var)
+            return None if bound is None else binary("mul", bound, const(factor))
+        case _:
+            return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, Var, const, rewrite, substitute
 from tilecore.contract.spec import View
-from tilecore.graph import Axis, TileGraph
+from tilecore.graph import Axis, TileGraph, depth_axes
 from tilecore.ir import Buffer, Copy, Fill, Gemm, Parallel, Reduce, Stmt, Store
 
 NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
@@ -20,10 +20,14 @@ Pad = float | None  # the constant, or None when it is not known
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """A tile graph with the bound of each class that is cut: elements i ≥ bound are past the live ones."""
+    """A tile graph with the bound of each class that is cut: elements i ≥ bound are past the live ones.
+
+    `outside`: they also lie outside every view that is copied along the class, so that copies put 0 there.
+    """
 
     graph: TileGraph
     bounds: dict[int, Expr]
+    outside: bool = True
 
     def class_of(self, axis: Axis) -> int | None:
         """The class of an axis if it is cut."""
@@ -45,10 +49,32 @@ def padding(beyond: Beyond) -> dict[tuple[Stmt, str, int], Pad]:
     return seen
 
 
+def not_neutral(beyond: Beyond) -> set[int]:
+    """Classes of `beyond` over which some reduction sees more than neutral elements past the live ones.
+
+    A product leaves out 0 · x there for any x, as it does for whole tiles that a loop never visits.
+    """
+    pads = padding(beyond)
+    bad: set[int] = set()
+    for node in beyond.graph.nodes:
+        stmt = node.stmt
+        if isinstance(stmt, Reduce):
+            index = beyond.class_of((stmt.src.name, stmt.axis))
+            if index is not None and pads[stmt, stmt.src.name, stmt.axis] != NEUTRAL[stmt.kind]:
+                bad.add(index)
+        if isinstance(stmt, Gemm):
+            (a, a_axis), (b, b_axis) = depth_axes(stmt)
+            index = beyond.class_of((a, a_axis))
+            zero = [pads[stmt, a, a_axis] == 0, pads[stmt, b, b_axis] == 0]
+            if index is not None and not (all(zero) if beyond.outside else any(zero)):
+                bad.add(index)
+    return bad
+
+
 def _step(stmt: Stmt, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None:
     match stmt:
         case Copy() if isinstance(stmt.dst.source, Buffer):
-            pad = 0.0 if isinstance(stmt.src.source, View) else None
+            pad = 0.0 if isinstance(stmt.src.source, View) and beyond.outside else None
             for axis in range(len(stmt.dst.source.shape)):
                 state[stmt.dst.source.name, axis] = pad
         case Fill():
@@ -88,7 +114,7 @@ def _value_beyond(value: Expr, var: Var, bound: Expr, state: dict[tuple[str, int
             if isinstance(node.source, Buffer):
                 pad = state.get((node.source.name, node.index.index(var)))
                 return Var(f"{node}", node.dtype) if pad is None else const(pad, node.dtype)
-            return const(0.0, node.dtype) if isinstance(node.source, View) and node.dtype.is_float else None
+            return None
         return None
 
     past = bound + Var("past", extent=var.extent)

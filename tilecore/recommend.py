@@ -1,9 +1,10 @@
 """Tile recommendation: ranks tile extents for a machine by a cost model that says why.
 
 Comes in: a spec and a hardware profile. Goes out: values for the tunable extents of the spec's kernel, best first,
-each with its predicted cycles; those that cannot work, with the reason. The model is a roofline per task: the cycles
-of its products and of its pointwise work, or of moving its operands from the cache that they fit, whichever is
-larger; then the tasks spread over the cores.
+each with its predicted cost; those that cannot work, with the reason. The model is a roofline per task: the cycles of
+its products or of moving their operands from the cache that they fit, whichever is larger, plus its pointwise work;
+then the tasks spread over the cores. Dims known at run time only are taken at several nominal sizes; the cost is
+relative to the cycles that the products alone need, averaged over them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,17 +19,19 @@ from tilecore.infer import choose_register_tile
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target
 
-NOMINAL = 256  # a dim that is known at run time only
+NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
 TASK_CYCLES = 300.0
-CALL_CYCLES = 40.0  # of one product
+CALL_CYCLES = 30.0  # of one register tile: its call, and its accumulators' first and last access
+ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
+EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One configuration, its predicted cycles of the slowest core, and the reason if it was rejected."""
+    """One configuration, its predicted cost (1 is the products' own cycles), and the reason if it was rejected."""
 
     config: Mapping[str, int]
-    cycles: float
+    cost: float
     why: str
     rejected: str = ""
 
@@ -39,6 +42,42 @@ class Recommendation:
 
     config: Mapping[str, int]
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What costs are computed for: a machine, and the size that stands for every symbol."""
+
+    profile: HardwareProfile
+    target: Target
+    nominal: int
+
+    def size(self, extent: Expr) -> int:
+        """A dim as a number."""
+        if isinstance(extent, Const):
+            return int(extent.value)
+        return int(Evaluator({}, {symbol.name: self.nominal for symbol in symbols(extent)})(extent))
+
+    def rate(self, footprint: float) -> float:
+        """Bytes per cycle of the smallest cache that holds `footprint` bytes."""
+        profile = self.profile
+        levels = ((profile.l1, profile.l1_bytes), (profile.l2, profile.l2_bytes), (profile.l3, profile.l3_bytes))
+        return next((rate for capacity, rate in levels if footprint <= 0.8 * capacity), profile.dram_bytes)
+
+    def product(self, rows: int, columns: int, depth: int) -> float:
+        """Cycles of one block of products: multiply-adds, or the traffic of B's panels, and the accumulators."""
+        tile = choose_register_tile(self.target)
+        width = tile.columns(self.target.lanes)
+        tiles = -(-rows // tile.rows) * -(-columns // width)
+        multiply = tiles * tile.rows * width * depth / self.profile.macs_per_cycle
+        panel = 4 * depth * width
+        loads = tiles * panel / self.rate(panel + 4 * tile.rows * depth)
+        return _overlap(multiply, loads) + CALL_CYCLES * tiles + 8 * rows * columns / self.profile.l1_bytes
+
+    def spread(self, tasks: int, cycles: float) -> float:
+        """Cycles of the busiest core: its share, and on average half a task more."""
+        cores = min(self.profile.cores, max(tasks, 1))
+        return tasks * cycles / cores + (0.5 * cycles if cores > 1 else 0.0)
 
 
 def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommendation:
@@ -54,117 +93,93 @@ def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommend
 
 def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate]:
     """Every candidate, best first; rejected ones last."""
-    return sorted(
-        _candidates(spec, profile, target), key=lambda candidate: (bool(candidate.rejected), candidate.cycles)
-    )
+    machines = [Machine(profile, target, nominal) for nominal in NOMINAL]
+    ranked: list[Candidate] = []
+    for config in _configurations(spec, machines[-1]):
+        found = [_cost(spec, config, machine) for machine in machines]
+        rejected = next((candidate.rejected for candidate in found if candidate.rejected), "")
+        mean = sum(candidate.cost for candidate in found) / len(found)
+        ranked.append(Candidate(config, mean, found[-1].why, rejected))
+    return sorted(ranked, key=lambda candidate: (bool(candidate.rejected), candidate.cost))
 
 
-def _candidates(spec: Spec, profile: HardwareProfile, target: Target) -> Iterator[Candidate]:
+def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
     match spec:
         case AttentionSpec():
             for block_m, block_n in product((12, 24, 48, 96), (32, 64, 128, 256, 512)):
-                yield _attention(spec, {"block_m": block_m, "block_n": block_n}, profile, target)
+                yield {"block_m": block_m, "block_n": block_n}
         case ContractionSpec():
-            depth = size(spec.a.shape[2])
-            depths = sorted({min(depth, block) for block in (256, 512, 768, 1024, 1536, 2048)})
+            depth = machine.size(spec.a.shape[2])
+            depths = sorted({max(1, min(depth, block)) for block in (384, 768, 1536, 4096)})
             for block_m, block_n, block_k in product((24, 48, 96, 192), (32, 64, 128, 256), depths):
-                yield _contraction(spec, {"block_m": block_m, "block_n": block_n, "block_k": block_k}, profile, target)
+                yield {"block_m": block_m, "block_n": block_n, "block_k": block_k}
         case RowSpec():
             for block_m in (1, 2, 4, 8, 16, 32, 64):
-                yield _row(spec, {"block_m": block_m}, profile)
+                yield {"block_m": block_m}
 
 
-def size(extent: Expr) -> int:
-    """A dim as a number: its own, or with `NOMINAL` for every symbol."""
-    if isinstance(extent, Const):
-        return int(extent.value)
-    return int(Evaluator({}, {symbol.name: NOMINAL for symbol in symbols(extent)})(extent))
+def _cost(spec: Spec, config: Mapping[str, int], machine: Machine) -> Candidate:
+    match spec:
+        case AttentionSpec():
+            return _attention(spec, config, machine)
+        case ContractionSpec():
+            return _contraction(spec, config, machine)
+        case RowSpec():
+            return _row(spec, config, machine)
 
 
-def _bytes_per_cycle(profile: HardwareProfile, footprint: float) -> float:
-    for capacity, rate in (
-        (profile.l1, profile.l1_bytes),
-        (profile.l2, profile.l2_bytes),
-        (profile.l3, profile.l3_bytes),
-    ):
-        if footprint <= 0.8 * capacity:
-            return rate
-    return profile.dram_bytes
+def _overlap(work: float, traffic: float) -> float:
+    """Two things that run at once: the longer one, and a quarter of the other, which it does not hide."""
+    return max(work, traffic) + 0.25 * min(work, traffic)
 
 
-def _product_cycles(rows: int, columns: int, depth: int, profile: HardwareProfile, target: Target) -> float:
-    """One block of products: multiply-adds, or the traffic of its register tiles from L1 and L2."""
-    tile = choose_register_tile(target)
-    width = tile.columns(target.lanes)
-    padded = -(-columns // width) * width
-    multiply = rows * padded * depth / profile.macs_per_cycle
-    panel = depth * width * 4
-    loads = padded / width * (-(-rows // tile.rows)) * panel / _bytes_per_cycle(profile, panel + tile.rows * depth * 4)
-    accumulate = 2 * rows * padded * 4 / profile.l1_bytes
-    tiles = -(-rows // tile.rows) * padded / width
-    return max(multiply, loads) + accumulate + CALL_CYCLES * tiles
-
-
-def _spread(tasks: int, cycles: float, profile: HardwareProfile) -> float:
-    """Cycles of the busiest core."""
-    return (
-        -(-tasks // min(profile.cores, max(tasks, 1))) * cycles
-        if tasks < 4 * profile.cores
-        else tasks * cycles / profile.cores
-    )
-
-
-def _contraction(
-    spec: ContractionSpec, config: Mapping[str, int], profile: HardwareProfile, target: Target
-) -> Candidate:
-    batch, rows, depth = (size(extent) for extent in spec.a.shape)
-    columns = size(spec.b.shape[2])
-    m, n, k = min(config["block_m"], rows), min(config["block_n"], columns), config["block_k"]
-    steps = -(-depth // k)
+def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
+    batch, rows, depth = (machine.size(extent) for extent in spec.a.shape)
+    columns = machine.size(spec.b.shape[2])
+    m, n, k = min(config["block_m"], rows), min(config["block_n"], columns), min(config["block_k"], depth)
+    steps = -(-depth // max(k, 1))
     operands = 4 * (m * depth + n * k + m * n)
     epilogue = sum(operation_count(result.value) for result in spec.outputs) + 2
-    compute = steps * _product_cycles(m, n, min(k, depth), profile, target)
-    pointwise = m * n * epilogue / target.lanes
-    fetch = 4 * (n * depth) / _bytes_per_cycle(profile, 4 * columns * depth) + 4 * m * depth / _bytes_per_cycle(
-        profile, operands
-    )
-    per_task = max(compute, fetch) + pointwise + TASK_CYCLES
+    compute = steps * machine.product(m, n, k)
+    fetch = 4 * n * depth / machine.rate(4 * columns * depth) + 4 * m * depth / machine.rate(operands)
+    per_task = _overlap(compute, fetch) + m * n * epilogue / machine.target.lanes + TASK_CYCLES
     tasks = batch * -(-rows // config["block_m"]) * -(-columns // config["block_n"])
+    own = batch * rows * columns * depth / machine.profile.macs_per_cycle / machine.profile.cores
     why = f"{operands >> 10} KiB of operands, {steps} depth steps, {tasks} tasks"
     rejected = ""
-    if 4 * m * n > profile.l2 // 2:
-        rejected = f"the accumulator of {4 * m * n >> 10} KiB leaves no room in an L2 of {profile.l2 >> 10} KiB"
-    return Candidate(config, _spread(tasks, per_task, profile), why, rejected)
+    if 4 * m * n > machine.profile.l2 // 2:
+        rejected = f"an accumulator of {4 * m * n >> 10} KiB leaves no room in an L2 of {machine.profile.l2 >> 10} KiB"
+    return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0), why, rejected)
 
 
-def _attention(spec: AttentionSpec, config: Mapping[str, int], profile: HardwareProfile, target: Target) -> Candidate:
-    batch, heads, queries, depth = (size(extent) for extent in spec.q.shape)
-    keys, width = size(spec.v.shape[2]), size(spec.v.shape[3])
+def _attention(spec: AttentionSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
+    batch, heads, queries, depth = (machine.size(extent) for extent in spec.q.shape)
+    keys, width = machine.size(spec.v.shape[2]), machine.size(spec.v.shape[3])
     m, n = min(config["block_m"], queries), min(config["block_n"], keys)
-    steps = -(-keys // config["block_n"])
-    tiles = 4 * (m * n + m * width + m * depth + n * (depth + width))
-    score = operation_count(spec.score) + 24  # the exponential, the maximum and the sum
-    pointwise = m * n * score / target.lanes / 2 + m * width * 2 / target.lanes + m * 40
-    compute = _product_cycles(m, n, depth, profile, target) + _product_cycles(m, width, n, profile, target)
-    fetch = 4 * m * n * 4 / _bytes_per_cycle(profile, tiles)
-    pack = keys * (depth + width) * 4 / profile.l2_bytes * 2 / max(1, -(-queries // config["block_m"]))
-    per_task = steps * (compute + pointwise + fetch) + pack + TASK_CYCLES
-    tasks = batch * heads * -(-queries // config["block_m"])
-    rejected = f"tiles of {tiles >> 10} KiB do not fit an L2 of {profile.l2 >> 10} KiB" if tiles > profile.l2 else ""
-    return Candidate(
-        config,
-        _spread(tasks, per_task, profile),
-        f"{tiles >> 10} KiB of tiles, {steps} key steps, {tasks} tasks",
-        rejected,
-    )
+    steps, lanes = -(-keys // config["block_n"]), machine.target.lanes
+    tiles = 4 * (m * n + m * width + m * depth)
+    products = machine.product(m, n, depth) + machine.product(m, width, n)
+    vectors = m * n / lanes * (EXP_CYCLES + operation_count(spec.score) / 2)
+    traffic = 4 * m * n * 4 / machine.rate(tiles)
+    per_task = steps * (products + vectors + traffic + m * (ROW_CYCLES + 2 * width / lanes)) + TASK_CYCLES
+    blocks = -(-queries // config["block_m"])
+    tasks = batch * heads * blocks
+    own = batch * heads * queries * keys * (depth + width) / machine.profile.macs_per_cycle / machine.profile.cores
+    rejected = ""
+    if tiles > machine.profile.l2 // 2:
+        rejected = f"tiles of {tiles >> 10} KiB do not leave room in an L2 of {machine.profile.l2 >> 10} KiB"
+    why = f"{tiles >> 10} KiB of tiles, {steps} key steps, {tasks} tasks"
+    return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0), why, rejected)
 
 
-def _row(spec: RowSpec, config: Mapping[str, int], profile: HardwareProfile) -> Candidate:
-    rows, columns = size(extent_of(spec.row)), size(extent_of(spec.column))
+def _row(spec: RowSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
+    rows, columns = machine.size(extent_of(spec.row)), machine.size(extent_of(spec.column))
     tiles = 1 + sum(step.kind == "tile" for step in spec.steps)
     block = config["block_m"]
     footprint = 4 * columns * tiles * min(block, rows)
     passes = 2 + len(spec.steps) + len(spec.outputs)
-    per_task = 4 * columns * block * passes / _bytes_per_cycle(profile, footprint) + TASK_CYCLES
+    per_task = 4 * columns * block * passes / machine.rate(footprint) + TASK_CYCLES
     tasks = -(-rows // block)
-    return Candidate(config, _spread(tasks, per_task, profile), f"{footprint >> 10} KiB of tiles, {tasks} tasks")
+    own = 4 * columns * rows * passes / machine.profile.l1_bytes / machine.profile.cores
+    why = f"{footprint >> 10} KiB of tiles, {tasks} tasks"
+    return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0), why)

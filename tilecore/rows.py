@@ -61,7 +61,7 @@ def lower_rows(run: tuple[Stmt, ...], plan: Plan, addresses: Addresses) -> Itera
     first = run[0]
     own = _row_class(first, plan)
     assert own is not None
-    row = live_var("row", plan.live.get(own, _first_extent(first)))
+    row = live_var("row", plan.class_extent(own, _first_extent(first)))
     extent = row.extent
     assert extent is not None
     flat = all(
