@@ -2,7 +2,7 @@
 
 In: both models, inputs (given or generated), threads, seconds. Out: a `BenchResult` of medians and their ratio.
 The original runs as a user would run it, with ONNX Runtime's default optimisations. The sessions take turns of a few
-runs; the first run of a turn is not counted, because the other session's threads are still spinning then.
+runs, after a pause in which the other session's threads stop spinning; the first run of a turn is not counted.
 """
 
 import statistics
@@ -22,6 +22,7 @@ from runtime.session import load
 Array = npt.NDArray[Any]
 
 TURN_SECONDS = 0.05
+PAUSE_SECONDS = 0.02  # the other session's threads spin for a while after its last run
 MINIMUM_TURNS = 3
 WARM_UP_SECONDS = 0.3
 TYPICAL_SIZES = (1, (128, 64, 32, 16))  # batch, and the other symbols in order
@@ -143,6 +144,7 @@ def _warm_up(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> None:
 def _turn(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> list[float]:
     """Milliseconds of each counted run of one turn; at least one."""
     given = dict(feeds)
+    time.sleep(PAUSE_SECONDS)
     session.run(None, given)
     taken: list[float] = []
     end = time.perf_counter() + TURN_SECONDS

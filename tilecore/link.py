@@ -32,7 +32,7 @@ def link_kernels(
 
 def library_source(kernels: Sequence[Kernel], targets: Sequence[Target]) -> str:
     """The C text that defines `tile_generated_library`."""
-    lines = ['#include "tile_kernel.h"']
+    lines = ['#include "tile_kernel.h"', '#include "tile_features.h"']
     rows: list[str] = []
     for number, target in enumerate(targets):
         names = [kernel_symbol(kernel.name, target) for kernel in kernels]

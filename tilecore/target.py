@@ -38,17 +38,10 @@ class Target:
 
 
 TARGETS: tuple[Target, ...] = (  # best first: a library tries them in this order
-    Target(
-        "x86-64-v4", 16, 32, ("-march=x86-64-v4", "-mprefer-vector-width=512"),
-        '__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")'
-        ' && __builtin_cpu_supports("avx512vl")',
-    ),
-    Target(
-        "x86-64-v3", 8, 16, ("-march=x86-64-v3",),
-        '__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")',
-    ),
+    Target("x86-64-v4", 16, 32, ("-march=x86-64-v4", "-mprefer-vector-width=512"), "tile_x86_level() >= 4"),
+    Target("x86-64-v3", 8, 16, ("-march=x86-64-v3",), "tile_x86_level() >= 3"),
     Target("aarch64", 4, 32, (), "1"),
-)  # fmt: skip
+)
 
 
 def target_named(name: str) -> Target:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 COMMON = (
     "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-    "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-variable",
+    "-Wall", "-Wextra", "-Werror", "-Wno-unknown-warning-option", "-Wno-unused-function", "-Wno-unused-variable",
     "-Wno-psabi", "-Wno-aggressive-loop-optimizations", "-Wno-unknown-pragmas",
 )  # fmt: skip
 LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread")
@@ -30,10 +30,18 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler: the command and what `--version` says, which is part of every cache key."""
+    """A C compiler: the command, what `--version` says, which is part of every cache key, and how it spells flags."""
 
     command: tuple[str, ...]
     version: str
+    is_zig: bool = False
+
+    def spelled(self, flags: Sequence[str]) -> list[str]:
+        """`flags`, which are gcc's and clang's, as this compiler wants them: zig names processors with underscores."""
+        if not self.is_zig:
+            return list(flags)
+        march = "-march="
+        return [f"-mcpu={f[len(march) :].replace('-', '_')}" if f.startswith(march) else f for f in flags]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,9 @@ class Toolchain:
         key = self._key("object", source.encode(), *map(str.encode, flags), *headers)
         target = self.cache / f"{key}.o"
         if not target.exists():
-            self._build(target, source, [*COMMON, *flags, *(f"-I{folder}" for folder in include), "-c"])
+            self._build(
+                target, source, [*COMMON, *self.compiler.spelled(flags), *(f"-I{folder}" for folder in include), "-c"]
+            )
         return target
 
     def library(self, objects: Sequence[Path], flags: Sequence[str] = ()) -> Path:
@@ -106,7 +116,7 @@ def find_compiler(preferred: str | None = None) -> Compiler:
             return Compiler((found,), _version((found,)))
     if not preferred and importlib.util.find_spec("ziglang"):
         command = (sys.executable, "-m", "ziglang", "cc")
-        return Compiler(command, _version(command))
+        return Compiler(command, _version(command), is_zig=True)
     wanted = preferred or "cc, gcc, clang or the ziglang package"
     raise BuildError(f"no C compiler: looked for {wanted}. Install one, e.g. `python -m pip install ziglang`")
 

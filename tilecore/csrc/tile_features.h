@@ -1,0 +1,28 @@
+/* Which microarchitecture levels of x86-64 the running processor and its operating system offer (psABI levels v3, v4).
+ * Asked of the processor itself: the compilers' own tables need start-up code that not every C library runs. */
+#ifndef TILE_FEATURES_H
+#define TILE_FEATURES_H
+
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static inline int tile_has_bits(uint32_t value, uint32_t bits) { return (value & bits) == bits; }
+
+/* 0 below v3, else 3 or 4. */
+static inline int tile_x86_level(void) {
+    uint32_t a, b, c, d, low, high, b7, extended;
+    const uint32_t v3_ecx = 1u << 12 | 1u << 22 | 1u << 27 | 1u << 28 | 1u << 29; /* FMA MOVBE OSXSAVE AVX F16C */
+    const uint32_t v3_ebx = 1u << 3 | 1u << 5 | 1u << 8;                          /* BMI1 AVX2 BMI2 */
+    const uint32_t v4_ebx = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31; /* AVX512 F DQ CD BW VL */
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !tile_has_bits(c, v3_ecx)) return 0;
+    if (!__get_cpuid(0x80000001u, &a, &b, &extended, &d) || !tile_has_bits(extended, 1u << 5)) return 0; /* LZCNT */
+    if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d) || !tile_has_bits(b7, v3_ebx)) return 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if (!tile_has_bits(low, 0x06)) return 0; /* the system saves xmm and ymm */
+    return tile_has_bits(b7, v4_ebx) && tile_has_bits(low, 0xe6) ? 4 : 3; /* and opmask and zmm */
+}
+#endif
+
+#endif
