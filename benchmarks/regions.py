@@ -29,7 +29,7 @@ from runtime.options import Options
 from runtime.verify import verify
 
 THREADS = 2
-SECONDS, QUICK_SECONDS = 6.0, 1.5
+SECONDS, QUICK_SECONDS = 5.0, 1.5
 HEADS, SIZE, HIDDEN = 12, 64, 768
 
 

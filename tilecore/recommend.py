@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from itertools import product
 
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, symbols
+from tilecore.contract.expr import Const, Expr
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, Spec, extent_of
 from tilecore.emit_expr import operation_count
+from tilecore.emit_host import symbol_order
 from tilecore.infer import choose_register_tile
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target
 
 NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
-TASK_CYCLES = 300.0
+TASK_CYCLES = 1500.0  # of starting a grid point: its offsets, first touches and last stores
 CALL_CYCLES = 30.0  # of one register tile: its call, and its accumulators' first and last access
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
+CHUNKS_PER_CORE = 4  # how finely a host hands out tasks
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 
 
@@ -46,17 +48,17 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What costs are computed for: a machine, and the size that stands for every symbol."""
+    """What costs are computed for: a machine, and a size for every symbol."""
 
     profile: HardwareProfile
     target: Target
-    nominal: int
+    sizes: Mapping[str, int]
 
     def size(self, extent: Expr) -> int:
         """A dim as a number."""
         if isinstance(extent, Const):
             return int(extent.value)
-        return int(Evaluator({}, {symbol.name: self.nominal for symbol in symbols(extent)})(extent))
+        return int(Evaluator({}, self.sizes)(extent))
 
     def rate(self, footprint: float) -> float:
         """Bytes per cycle of the smallest cache that holds `footprint` bytes."""
@@ -65,19 +67,28 @@ class Machine:
         return next((rate for capacity, rate in levels if footprint <= 0.8 * capacity), profile.dram_bytes)
 
     def product(self, rows: int, columns: int, depth: int) -> float:
-        """Cycles of one block of products: multiply-adds, or the traffic of B's panels, and the accumulators."""
+        """Cycles of one block of products: multiply-adds, or the traffic of A and B, and the accumulators.
+
+        Panels of B are walked once, rows of A once per panel; each register tile reads its panel again.
+        """
         tile = choose_register_tile(self.target)
         width = tile.columns(self.target.lanes)
-        tiles = -(-rows // tile.rows) * -(-columns // width)
+        panels = -(-columns // width)
+        tiles = -(-rows // tile.rows) * panels
         multiply = tiles * tile.rows * width * depth / self.profile.macs_per_cycle
-        panel = 4 * depth * width
-        loads = tiles * panel / self.rate(panel + 4 * tile.rows * depth)
-        return _overlap(multiply, loads) + CALL_CYCLES * tiles + 8 * rows * columns / self.profile.l1_bytes
+        panel, strip = 4 * depth * width, 4 * tile.rows * depth
+        traffic = tiles * panel / self.rate(panel + strip) + panels * 4 * rows * depth / self.rate(
+            panel + 4 * rows * depth
+        )
+        return _overlap(multiply, traffic) + CALL_CYCLES * tiles + 8 * rows * columns / self.profile.l1_bytes
 
     def spread(self, tasks: int, cycles: float) -> float:
-        """Cycles of the busiest core: its share, and on average half a task more."""
+        """Cycles of the busiest core, between an even share and what uneven chunks of whole tasks give it."""
         cores = min(self.profile.cores, max(tasks, 1))
-        return tasks * cycles / cores + (0.5 * cycles if cores > 1 else 0.0)
+        chunks = min(tasks, CHUNKS_PER_CORE * cores)
+        even = tasks / cores
+        uneven = -(-chunks // cores) * -(-tasks // max(chunks, 1))
+        return (even + uneven) / 2 * cycles
 
 
 def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommendation:
@@ -93,7 +104,7 @@ def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommend
 
 def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate]:
     """Every candidate, best first; rejected ones last."""
-    machines = [Machine(profile, target, nominal) for nominal in NOMINAL]
+    machines = [Machine(profile, target, _sizes(spec, nominal)) for nominal in NOMINAL]
     ranked: list[Candidate] = []
     for config in _configurations(spec, machines[-1]):
         found = [_cost(spec, config, machine) for machine in machines]
@@ -101,6 +112,12 @@ def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate
         mean = sum(candidate.cost for candidate in found) / len(found)
         ranked.append(Candidate(config, mean, found[-1].why, rejected))
     return sorted(ranked, key=lambda candidate: (bool(candidate.rejected), candidate.cost))
+
+
+def _sizes(spec: Spec, nominal: int) -> dict[str, int]:
+    """A size for every symbol: `nominal`, but 1 for the first of several, which is the batch in every common model."""
+    names = symbol_order(spec.inputs)
+    return {name: 1 if len(names) > 1 and name == names[0] else nominal for name in names}
 
 
 def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum {
-    CHUNKS_PER_CORE = 4,     /* enough that a thread which starts late costs little */
+    CHUNKS_PER_CORE = 8,     /* enough that a thread which starts late costs little */
     INLINE_NANOSECONDS = 10000, /* below it, waking a thread costs more than it saves */
     CHUNK_NANOSECONDS = 2500,   /* the least work worth handing to another thread */
     MESSAGE_BYTES = 1024,
