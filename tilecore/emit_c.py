@@ -17,8 +17,8 @@ from tilecore.emit_expr import (
     Expressions,
     Lanes,
     Scope,
+    instruction_count,
     memory_name,
-    operation_count,
 )
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
 from tilecore.emit_product import product_text
@@ -229,7 +229,7 @@ class _Kernel(Expressions):
         stop = self.scalar(loop.stop)
         folds = [part for part in loop.body if isinstance(part, Fold)]
         lanes = self.target.lanes
-        short = sum(operation_count(part.value) for part in loop.body) <= SHORT_BODY
+        short = sum(instruction_count(part.value) for part in loop.body) <= SHORT_BODY
         copies = 4 if folds and short else 1
         totals = {fold.into: [self.fresh("acc") for _ in range(copies)] for fold in folds}
         for fold in folds:

@@ -20,6 +20,7 @@ VECTOR = {DType.F32: "f32v", DType.F64: "f64v", DType.I64: "i64v", DType.I32: "i
 ELEMENT = {**SCALAR, DType.BOOL: "uint8_t"}
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 LIBM = {"sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "log", "log2", "tanh", "erf", "pow"}
+POLYNOMIAL = 15  # instructions of exp, tanh, erf and the like
 SCALAR_F32 = {"exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid", "min", "max", "sign", "rsqrt"}  # `name_f32_s`
 
 
@@ -306,6 +307,12 @@ def literal(value: Const) -> str:
     return f"{number.hex()}{'f' if value.dtype is DType.F32 else ''}"
 
 
+def instruction_count(expr: Expr) -> int:
+    """Vector instructions, roughly: one per operation, a polynomial's for a transcendental function."""
+    nodes = [node for node in walk(expr) if isinstance(node, Op)]
+    return sum(POLYNOMIAL if node.name in SCALAR_F32 - {"min", "max", "sign"} else 1 for node in nodes)
+
+
 def operation_count(expr: Expr) -> int:
     """Operations in an expression, each distinct one once."""
     return sum(isinstance(node, Op) for node in walk(expr))
@@ -319,6 +326,7 @@ __all__ = [
     "Expressions",
     "Lanes",
     "Scope",
+    "instruction_count",
     "literal",
     "memory_name",
     "operation_count",

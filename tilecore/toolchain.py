@@ -18,8 +18,10 @@ from pathlib import Path
 
 COMMON = (
     "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-    "-Wall", "-Wextra", "-Werror", "-Wno-unknown-warning-option", "-Wno-unused-function", "-Wno-unused-variable",
-    "-Wno-psabi", "-Wno-aggressive-loop-optimizations", "-Wno-unknown-pragmas",
+    "-fno-tree-loop-distribute-patterns",  # a short fill must not become `rep stos`
+    "-Wall", "-Wextra", "-Werror", "-Wno-unknown-warning-option", "-Wno-ignored-optimization-argument",
+    "-Wno-unused-function", "-Wno-unused-variable", "-Wno-psabi", "-Wno-aggressive-loop-optimizations",
+    "-Wno-unknown-pragmas",
 )  # fmt: skip
 LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread")
 

@@ -319,23 +319,23 @@ TILE_INLINE float min_f32_s(float a, float b) { return a != a ? a : b != b ? b :
 TILE_INLINE float sign_f32_s(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x; }
 TILE_INLINE float rsqrt_f32_s(float x) { return 1.0f / sqrtf(x); }
 
-/* ---- horizontal reduction. max and min keep a NaN. */
-TILE_INLINE float sum_lanes(f32v v) {
-    float t[TILE_LANES];
-    memcpy(t, &v, sizeof v);
-    for (int w = TILE_LANES / 2; w; w /= 2)
-        TILE_UNROLL for (int i = 0; i < TILE_LANES / 2; i++) if (i < w) t[i] += t[i + w];
-    return t[0];
-}
-TILE_INLINE float prod_lanes(f32v v) { float r = v[0]; TILE_UNROLL for (int i = 1; i < TILE_LANES; i++) r *= v[i]; return r; }
-TILE_INLINE float max_lanes(f32v v) {
-    float t[TILE_LANES];
-    memcpy(t, &v, sizeof v);
-    for (int w = TILE_LANES / 2; w; w /= 2)
-        TILE_UNROLL for (int i = 0; i < TILE_LANES / 2; i++) if (i < w) t[i] = max_f32_s(t[i], t[i + w]);
-    return t[0];
-}
-TILE_INLINE float min_lanes(f32v v) { return -max_lanes(-v); }
+/* ---- horizontal reduction, in a butterfly: every lane ends with the result. max and min keep a NaN. */
+#if defined(__clang__)
+#define TILE_SHUFFLE(v, mask) __builtin_shufflevector(v, mask)
+#else
+#define TILE_SHUFFLE(v, mask) __builtin_shuffle(v, mask)
+#endif
+#define TILE_LANE_FOLD(name, join)                                                                  \
+    TILE_INLINE float name(f32v v) {                                                                \
+        TILE_UNROLL for (int w = TILE_LANES / 2; w; w /= 2) v = join(v, TILE_SHUFFLE(v, iota_i32() ^ w)); \
+        return v[0];                                                                                \
+    }
+TILE_INLINE f32v add_f32(f32v a, f32v b) { return a + b; }
+TILE_INLINE f32v mul_f32(f32v a, f32v b) { return a * b; }
+TILE_LANE_FOLD(sum_lanes, add_f32)
+TILE_LANE_FOLD(prod_lanes, mul_f32)
+TILE_LANE_FOLD(max_lanes, max_f32)
+TILE_LANE_FOLD(min_lanes, min_f32)
 
 /* ---- the register tile: c[rows][NV vectors] (+)= a[rows][depth] · b, b in panels of TILE_PANEL columns.
  * Vector j of a row of b lies in panel j * LANES / PANEL. All accumulators live in registers: MR * NV of them. */
