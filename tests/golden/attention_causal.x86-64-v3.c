@@ -1,4 +1,4 @@
-/* FusedGolden_6fda6881db59: attention for x86-64-v3 */
+/* FusedGolden_5c00c54ab5f7: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -52,9 +52,12 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     float* restrict output0 = (float*)outputs[0];
     char* at = (char*)scratch;
     float* restrict s_k = (float*)at;
-    at += (8192);
+    const int64_t t1 = n1 + 31;
+    const int64_t t2 = floordiv_i64(t1, 32);
+    const int64_t t3 = t2 * 8192;
+    at += (t3);
     float* restrict s_v = (float*)at;
-    at += (8192);
+    at += (t3);
     float* restrict s_s = (float*)at;
     at += (3072);
     float* restrict s_o = (float*)at;
@@ -65,211 +68,194 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     at += (128);
     float* restrict s_rescale = (float*)at;
     at += (128);
-    const int64_t t1 = n1 + 23;
-    const int64_t t2 = floordiv_i64(t1, 24);
-    const int32_t t136 = n1 == 0;
-    const i32v v137 = splat_bool(t136);
+    uint8_t* once_k = (uint8_t*)at;
+    const int64_t t4 = t2 + 63;
+    const int64_t t5 = floordiv_i64(t4, 64);
+    const int64_t t6 = t5 * 64;
+    at += (t6);
+    uint8_t* once_v = (uint8_t*)at;
+    at += (t6);
+    const int64_t t7 = n1 + 23;
+    const int64_t t8 = floordiv_i64(t7, 24);
+    int64_t last = -1;
+    const int32_t t116 = n1 == 0;
+    const i32v v117 = splat_bool(t116);
     for (int64_t task = begin; task < end; task++) {
-        const int64_t m_3 = task % t2;
-        const int64_t h_4 = task / t2 % 2;
-        const int64_t b_5 = task / t2 / 2;
-        const int64_t t6 = m_3 * -24;
-        const int64_t t7 = n1 + t6;
-        const int64_t t8 = min_i64(24, t7);
-        for (int64_t row_9 = 0; row_9 < t8; row_9 += 1) {
-            int64_t j10 = 0;
-            const int64_t t11 = row_9 * 64;
-            for (; j10 < 64; j10 += 8) {
-                store_f32(s_o + t11 + j10, splat_f32(0x0.0p+0f)); // attention.py:37
-            }
-            s_top[row_9] = -INFINITY; // attention.py:39
-            const int32_t t12 = -INFINITY == -INFINITY;
-            const float t13 = t12 ? 0x0.0p+0f : s_top[row_9];
-            const float t14 = -INFINITY - t13;
-            const float t15 = t14 * 0x1.7154760000000p+0f;
-            const float t16 = exp2_f32_s(t15);
-            s_total[row_9] = t16; // attention.py:41
+        const int64_t m_9 = task % t8;
+        const int64_t h_10 = task / t8 % 2;
+        const int64_t b_11 = task / t8 / 2;
+        if (task / t8 != last) {
+            last = task / t8;
+            memset(once_k, 0, (size_t)(t2));
+            memset(once_v, 0, (size_t)(t2));
         }
-        const int64_t t17 = m_3 * 24;
-        const int64_t t18 = t17 + 24;
-        const int64_t t19 = min_i64(n1, t18);
-        const int64_t t20 = t19 + 31;
-        const int64_t t21 = floordiv_i64(t20, 32);
-        const int64_t t23 = n1 * b_5;
-        const int64_t t24 = t23 * 384;
-        const int64_t t25 = h_4 * 64;
-        const int64_t t26 = t24 + t25;
-        const int64_t t33 = m_3 * 9216;
-        const int64_t t34 = t26 + t33;
-        for (int64_t n_22 = 0; n_22 < t21; n_22 += 1) {
-            const int64_t t27 = n_22 * 12288;
-            const int64_t t28 = t26 + t27;
-            const int64_t t29 = t28 + 128;
-            const int64_t t30 = n_22 * -32;
-            const int64_t t31 = n1 + t30;
-            const int64_t t32 = min_i64(32, t31);
-            pack_transposed(input0 + t29, 384, s_k + 0, 1024, t32, 64); // attention.py:43
-            product(input0 + t34, 384, 1, s_k + 0, 1024, s_s + 0, 32, t8, t32, 64, 1); // attention.py:44
-            const int64_t t38 = t17 + t30;
-            for (int64_t row_35 = 0; row_35 < t8; row_35 += 1) {
-                f32v acc36 = splat_f32(-INFINITY);
-                int64_t j37 = 0;
-                const int64_t t39 = t38 + row_35;
-                const int64_t t40 = t39 + 1;
-                const int64_t t42 = row_35 * 32;
-                for (; j37 + 8 <= t32; j37 += 8) {
-                    const i32v v41 = lanes_below(t40 - j37);
-                    const f32v v43 = load_f32(s_s + t42 + j37);
-                    const f32v v44 = v43 * splat_f32(0x1.0000000000000p-3f);
-                    const f32v v45 = select_f32(v41, v44, splat_f32(-INFINITY));
-                    const f32v v46 = v45;
-                    store_f32(s_s + t42 + j37, v46); // attention.py:47
-                    acc36 = max_f32(acc36, v46); // attention.py:63
+        const int64_t t12 = m_9 * -24;
+        const int64_t t13 = n1 + t12;
+        const int64_t t14 = min_i64(24, t13);
+        for (int64_t row_15 = 0; row_15 < t14; row_15 += 1) {
+            int64_t j16 = 0;
+            const int64_t t17 = row_15 * 64;
+            for (; j16 < 64; j16 += 8) {
+                store_f32(s_o + t17 + j16, splat_f32(0x0.0p+0f)); // attention.py:37
+            }
+            s_top[row_15] = -INFINITY; // attention.py:39
+            const int32_t t18 = -INFINITY == -INFINITY;
+            const float t19 = t18 ? 0x0.0p+0f : s_top[row_15];
+            const float t20 = -INFINITY - t19;
+            const float t21 = t20 * 0x1.7154760000000p+0f;
+            const float t22 = exp2_f32_s(t21);
+            s_total[row_15] = t22; // attention.py:41
+        }
+        const int64_t t23 = m_9 * 24;
+        const int64_t t24 = t23 + 24;
+        const int64_t t25 = min_i64(n1, t24);
+        const int64_t t26 = t25 + 31;
+        const int64_t t27 = floordiv_i64(t26, 32);
+        const int64_t t29 = n1 * b_11;
+        const int64_t t30 = t29 * 384;
+        const int64_t t31 = h_10 * 64;
+        const int64_t t32 = t30 + t31;
+        const int64_t t40 = m_9 * 9216;
+        const int64_t t41 = t32 + t40;
+        for (int64_t n_28 = 0; n_28 < t27; n_28 += 1) {
+            const int64_t t33 = n_28 * 12288;
+            const int64_t t34 = t32 + t33;
+            const int64_t t35 = t34 + 128;
+            const int64_t t36 = n_28 * 2048;
+            const int64_t t37 = n_28 * -32;
+            const int64_t t38 = n1 + t37;
+            const int64_t t39 = min_i64(32, t38);
+            if (!once_k[n_28]) {
+                once_k[n_28] = 1;
+                pack_transposed(input0 + t35, 384, s_k + t36, 1024, t39, 64); // attention.py:43
+            }
+            const int64_t t42 = t23 + t37;
+            const int64_t t43 = t42 + 24;
+            const int64_t t44 = min_i64(t39, t43);
+            product(input0 + t41, 384, 1, s_k + t36, 1024, s_s + 0, 32, t14, t44, 64, 1); // attention.py:44
+            for (int64_t row_45 = 0; row_45 < t14; row_45 += 1) {
+                f32v acc46 = splat_f32(-INFINITY);
+                int64_t j47 = 0;
+                const int64_t t48 = t42 + row_45;
+                const int64_t t49 = t48 + 1;
+                const int64_t t51 = row_45 * 32;
+                for (; j47 + 8 <= t44; j47 += 8) {
+                    const i32v v50 = lanes_below(t49 - j47);
+                    const f32v v52 = load_f32(s_s + t51 + j47);
+                    const f32v v53 = v52 * splat_f32(0x1.0000000000000p-3f);
+                    const f32v v54 = select_f32(v50, v53, splat_f32(-INFINITY));
+                    const f32v v55 = v54;
+                    store_f32(s_s + t51 + j47, v55); // attention.py:47
+                    acc46 = max_f32(acc46, v55); // attention.py:63
                 }
-                if (j37 < t32) {
-                    const i32v m47 = lanes_below(t32 - j37);
-                    const i32v v48 = lanes_below(t40 - j37);
-                    const f32v v49 = load_f32(s_s + t42 + j37);
-                    const f32v v50 = v49 * splat_f32(0x1.0000000000000p-3f);
-                    const f32v v51 = select_f32(v48, v50, splat_f32(-INFINITY));
-                    const f32v v52 = v51;
-                    store_masked_f32(s_s + t42 + j37, m47, v52); // attention.py:47
-                    acc36 = max_f32(acc36, select_f32(m47, v52, splat_f32(-INFINITY))); // attention.py:63
+                if (j47 < t44) {
+                    const i32v m56 = lanes_below(t44 - j47);
+                    const i32v v57 = lanes_below(t49 - j47);
+                    const f32v v58 = load_f32(s_s + t51 + j47);
+                    const f32v v59 = v58 * splat_f32(0x1.0000000000000p-3f);
+                    const f32v v60 = select_f32(v57, v59, splat_f32(-INFINITY));
+                    const f32v v61 = v60;
+                    store_masked_f32(s_s + t51 + j47, m56, v61); // attention.py:47
+                    acc46 = max_f32(acc46, select_f32(m56, v61, splat_f32(-INFINITY))); // attention.py:63
                 }
-                const float max_53 = max_lanes(acc36); // attention.py:63
-                const float t54 = s_top[row_35];
-                s_rescale[row_35] = t54; // attention.py:62
-                const float t55 = max_f32_s(t54, max_53);
-                s_top[row_35] = t55; // attention.py:63
-                const int32_t t56 = t55 == -INFINITY;
-                const float t57 = t56 ? 0x0.0p+0f : s_top[row_35];
-                const float t58 = t54 - t57;
-                const float t59 = t58 * 0x1.7154760000000p+0f;
-                const float t60 = exp2_f32_s(t59);
-                s_rescale[row_35] = t60; // attention.py:65
-                const float t61 = s_total[row_35];
-                const float t62 = t61 * t60;
-                s_total[row_35] = t62; // attention.py:66
-                f32v acc63 = splat_f32(0.0f);
-                f32v acc64 = splat_f32(0.0f);
-                f32v acc65 = splat_f32(0.0f);
-                f32v acc66 = splat_f32(0.0f);
-                int64_t j67 = 0;
-                for (; j67 + 32 <= t32; j67 += 32) {
-                    const f32v v71 = load_f32(s_s + t42 + j67);
-                    const f32v v72 = splat_f32(t57);
-                    const f32v v73 = v71 - v72;
-                    const f32v v74 = v73 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v75 = exp2_f32(v74);
-                    const f32v v76 = v75;
-                    store_f32(s_s + t42 + j67, v76); // attention.py:68
-                    acc63 = acc63 + v76; // attention.py:69
-                    const int64_t j68 = j67 + 8;
-                    const f32v v77 = load_f32(s_s + t42 + j68);
-                    const f32v v78 = splat_f32(t57);
-                    const f32v v79 = v77 - v78;
-                    const f32v v80 = v79 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v81 = exp2_f32(v80);
-                    const f32v v82 = v81;
-                    store_f32(s_s + t42 + j68, v82); // attention.py:68
-                    acc64 = acc64 + v82; // attention.py:69
-                    const int64_t j69 = j67 + 16;
-                    const f32v v83 = load_f32(s_s + t42 + j69);
-                    const f32v v84 = splat_f32(t57);
-                    const f32v v85 = v83 - v84;
-                    const f32v v86 = v85 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v87 = exp2_f32(v86);
-                    const f32v v88 = v87;
-                    store_f32(s_s + t42 + j69, v88); // attention.py:68
-                    acc65 = acc65 + v88; // attention.py:69
-                    const int64_t j70 = j67 + 24;
-                    const f32v v89 = load_f32(s_s + t42 + j70);
-                    const f32v v90 = splat_f32(t57);
-                    const f32v v91 = v89 - v90;
-                    const f32v v92 = v91 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v93 = exp2_f32(v92);
-                    const f32v v94 = v93;
-                    store_f32(s_s + t42 + j70, v94); // attention.py:68
-                    acc66 = acc66 + v94; // attention.py:69
+                const float max_62 = max_lanes(acc46); // attention.py:63
+                const float t63 = s_top[row_45];
+                s_rescale[row_45] = t63; // attention.py:62
+                const float t64 = max_f32_s(t63, max_62);
+                s_top[row_45] = t64; // attention.py:63
+                const int32_t t65 = t64 == -INFINITY;
+                const float t66 = t65 ? 0x0.0p+0f : s_top[row_45];
+                const float t67 = t63 - t66;
+                const float t68 = t67 * 0x1.7154760000000p+0f;
+                const float t69 = exp2_f32_s(t68);
+                s_rescale[row_45] = t69; // attention.py:65
+                const float t70 = s_total[row_45];
+                const float t71 = t70 * t69;
+                s_total[row_45] = t71; // attention.py:66
+                f32v acc72 = splat_f32(0.0f);
+                int64_t j73 = 0;
+                for (; j73 + 8 <= t44; j73 += 8) {
+                    const f32v v74 = load_f32(s_s + t51 + j73);
+                    const f32v v75 = splat_f32(t66);
+                    const f32v v76 = v74 - v75;
+                    const f32v v77 = v76 * splat_f32(0x1.7154760000000p+0f);
+                    const f32v v78 = exp2_f32(v77);
+                    const f32v v79 = v78;
+                    store_f32(s_s + t51 + j73, v79); // attention.py:68
+                    acc72 = acc72 + v79; // attention.py:69
                 }
-                for (; j67 + 8 <= t32; j67 += 8) {
-                    const f32v v95 = load_f32(s_s + t42 + j67);
-                    const f32v v96 = splat_f32(t57);
-                    const f32v v97 = v95 - v96;
-                    const f32v v98 = v97 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v99 = exp2_f32(v98);
-                    const f32v v100 = v99;
-                    store_f32(s_s + t42 + j67, v100); // attention.py:68
-                    acc63 = acc63 + v100; // attention.py:69
+                if (j73 < t44) {
+                    const i32v m80 = lanes_below(t44 - j73);
+                    const f32v v81 = load_f32(s_s + t51 + j73);
+                    const f32v v82 = splat_f32(t66);
+                    const f32v v83 = v81 - v82;
+                    const f32v v84 = v83 * splat_f32(0x1.7154760000000p+0f);
+                    const f32v v85 = exp2_f32(v84);
+                    const f32v v86 = v85;
+                    store_masked_f32(s_s + t51 + j73, m80, v86); // attention.py:68
+                    acc72 = acc72 + select_f32(m80, v86, splat_f32(0.0f)); // attention.py:69
                 }
-                if (j67 < t32) {
-                    const i32v m101 = lanes_below(t32 - j67);
-                    const f32v v102 = load_f32(s_s + t42 + j67);
-                    const f32v v103 = splat_f32(t57);
-                    const f32v v104 = v102 - v103;
-                    const f32v v105 = v104 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v106 = exp2_f32(v105);
-                    const f32v v107 = v106;
-                    store_masked_f32(s_s + t42 + j67, m101, v107); // attention.py:68
-                    acc63 = acc63 + select_f32(m101, v107, splat_f32(0.0f)); // attention.py:69
-                }
-                const float sum_108 = sum_lanes(acc63 + acc64 + acc65 + acc66); // attention.py:69
-                const float t109 = t62 + sum_108;
-                s_total[row_35] = t109; // attention.py:69
-                int64_t j110 = 0;
-                const int64_t t111 = row_35 * 64;
-                for (; j110 < 64; j110 += 8) {
-                    const f32v v112 = load_f32(s_o + t111 + j110);
-                    const f32v v113 = splat_f32(t60);
-                    const f32v v114 = v112 * v113;
-                    store_f32(s_o + t111 + j110, v114); // attention.py:50
+                const float sum_87 = sum_lanes(acc72); // attention.py:69
+                const float t88 = t71 + sum_87;
+                s_total[row_45] = t88; // attention.py:69
+                int64_t j89 = 0;
+                const int64_t t90 = row_45 * 64;
+                for (; j89 < 64; j89 += 8) {
+                    const f32v v91 = load_f32(s_o + t90 + j89);
+                    const f32v v92 = splat_f32(t69);
+                    const f32v v93 = v91 * v92;
+                    store_f32(s_o + t90 + j89, v93); // attention.py:50
                 }
             }
-            for (int64_t panel_115 = 0; panel_115 < 4; panel_115 += 1) {
-                const int64_t t117 = panel_115 * -16;
-                const int64_t t118 = t117 + 64;
-                const int64_t t119 = min_i64(16, t118);
-                const int64_t t125 = panel_115 * 16;
-                const int64_t t130 = panel_115 * 512;
-                for (int64_t depth_116 = 0; depth_116 < t32; depth_116 += 1) {
-                    int64_t j120 = 0;
-                    const int64_t t121 = depth_116 * 384;
-                    const int64_t t122 = t24 + t121;
-                    const int64_t t123 = t122 + t25;
-                    const int64_t t124 = t123 + t27;
-                    const int64_t t126 = t124 + t125;
-                    const int64_t t127 = t126 + 256;
-                    const int64_t t129 = depth_116 * 16;
-                    const int64_t t131 = t129 + t130;
-                    for (; j120 + 8 <= t119; j120 += 8) {
-                        const f32v v128 = load_f32(input0 + t127 + j120);
-                        store_f32(s_v + t131 + j120, v128); // attention.py:51
-                    }
-                    if (j120 < t119) {
-                        const i32v m132 = lanes_below(t119 - j120);
-                        const f32v v133 = load_masked_f32(input0 + t127 + j120, m132);
-                        store_masked_f32(s_v + t131 + j120, m132, v133); // attention.py:51
+            if (!once_v[n_28]) {
+                once_v[n_28] = 1;
+                for (int64_t panel_94 = 0; panel_94 < 4; panel_94 += 1) {
+                    const int64_t t96 = panel_94 * -16;
+                    const int64_t t97 = t96 + 64;
+                    const int64_t t98 = min_i64(16, t97);
+                    const int64_t t104 = panel_94 * 16;
+                    const int64_t t110 = panel_94 * 512;
+                    for (int64_t depth_95 = 0; depth_95 < t39; depth_95 += 1) {
+                        int64_t j99 = 0;
+                        const int64_t t100 = depth_95 * 384;
+                        const int64_t t101 = t30 + t100;
+                        const int64_t t102 = t101 + t31;
+                        const int64_t t103 = t102 + t33;
+                        const int64_t t105 = t103 + t104;
+                        const int64_t t106 = t105 + 256;
+                        const int64_t t108 = depth_95 * 16;
+                        const int64_t t109 = t108 + t36;
+                        const int64_t t111 = t109 + t110;
+                        for (; j99 + 8 <= t98; j99 += 8) {
+                            const f32v v107 = load_f32(input0 + t106 + j99);
+                            store_f32(s_v + t111 + j99, v107); // attention.py:51
+                        }
+                        if (j99 < t98) {
+                            const i32v m112 = lanes_below(t98 - j99);
+                            const f32v v113 = load_masked_f32(input0 + t106 + j99, m112);
+                            store_masked_f32(s_v + t111 + j99, m112, v113); // attention.py:51
+                        }
                     }
                 }
             }
-            product(s_s + 0, 32, 1, s_v + 0, 512, s_o + 0, 64, t8, 64, t32, 0); // attention.py:54
+            product(s_s + 0, 32, 1, s_v + t36, 512, s_o + 0, 64, t14, 64, t44, 0); // attention.py:54
         }
-        const int64_t t144 = t23 * 128;
-        const int64_t t145 = t144 + t25;
-        const int64_t t146 = m_3 * 3072;
-        const int64_t t147 = t145 + t146;
-        for (int64_t row_134 = 0; row_134 < t8; row_134 += 1) {
-            int64_t j135 = 0;
-            const int64_t t138 = row_134 * 64;
-            const int64_t t148 = row_134 * 128;
-            const int64_t t149 = t147 + t148;
-            for (; j135 + 8 <= 64; j135 += 8) {
-                const f32v v139 = load_f32(s_o + t138 + j135);
-                const float t140 = s_total[row_134];
-                const f32v v141 = splat_f32(t140);
-                const f32v v142 = v139 / v141;
-                const f32v v143 = select_f32(v137, splat_f32(0x0.0p+0f), v142);
-                store_f32(output0 + t149 + j135, v143); // attention.py:57
+        const int64_t t124 = t29 * 128;
+        const int64_t t125 = t124 + t31;
+        const int64_t t126 = m_9 * 3072;
+        const int64_t t127 = t125 + t126;
+        for (int64_t row_114 = 0; row_114 < t14; row_114 += 1) {
+            int64_t j115 = 0;
+            const int64_t t118 = row_114 * 64;
+            const int64_t t128 = row_114 * 128;
+            const int64_t t129 = t127 + t128;
+            for (; j115 + 8 <= 64; j115 += 8) {
+                const f32v v119 = load_f32(s_o + t118 + j115);
+                const float t120 = s_total[row_114];
+                const f32v v121 = splat_f32(t120);
+                const f32v v122 = v119 / v121;
+                const f32v v123 = select_f32(v117, splat_f32(0x0.0p+0f), v122);
+                store_f32(output0 + t129 + j115, v123); // attention.py:57
             }
         }
     }
@@ -297,7 +283,7 @@ static size_t scratch_size(const int64_t* symbols) {
     (void)symbols;
     const int64_t n0 = symbols[0]; (void)n0;
     const int64_t n1 = symbols[1]; (void)n1;
-    return (size_t)(INT64_C(25984));
+    return (size_t)((((floordiv_i64((floordiv_i64((n1 + INT64_C(31)), INT64_C(32)) + INT64_C(63)), INT64_C(64)) * INT64_C(128)) + (floordiv_i64((n1 + INT64_C(31)), INT64_C(32)) * INT64_C(16384))) + INT64_C(9600)));
 }
 static int64_t work(const int64_t* symbols) {
     (void)symbols;
@@ -317,7 +303,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_6fda6881db59_x86_64_v3 = {
-    "FusedGolden_6fda6881db59", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_5c00c54ab5f7_x86_64_v3 = {
+    "FusedGolden_5c00c54ab5f7", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, scratch_size, work, run,
 };
