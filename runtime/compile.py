@@ -102,6 +102,7 @@ def _fuse(path: Path, options: Options, progress: Progress) -> Fused:
     shapes = infer(model)
     progress("finding regions")
     regions, misses = scan(model, shapes)
+    _dump_scan(model, regions, misses, _dump(options))
     profile, targets = detect_profile(), _targets(options)
     pairs: list[tuple[Region, Kernel]] = []
     refused: list[Miss] = []
@@ -117,6 +118,17 @@ def _fuse(path: Path, options: Options, progress: Progress) -> Fused:
         else:
             refused.append(Miss(region.kind, region.nodes[-1].name or region.outputs[0].name or "", kernel))
     return Fused(model, nodes, tuple(pairs), (*misses, *refused))
+
+
+def _dump_scan(
+    model: ir.Model, regions: Sequence[Region], misses: Sequence[Miss], dump: Callable[[str, str], None] | None
+) -> None:
+    if dump is None:
+        return
+    dump("00_graph.txt", "\n".join(str(node) for node in model.graph.all_nodes()) + "\n")
+    lines = [f"{region.kind}: {region.label}\n  {region.spec}" for region in regions]
+    lines += [f"miss, {miss.kind}: {miss.node}: {miss.reason}" for miss in misses]
+    dump("10_regions.txt", "\n".join(lines) + "\n")
 
 
 def _kernel(

@@ -17,8 +17,8 @@ from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
 from tilecore.emit_c import emit_c
 from tilecore.emit_expr import ELEMENT, EmitError
-from tilecore.emit_host import Signature
-from tilecore.infer import infer
+from tilecore.emit_host import Signature, symbol_order
+from tilecore.infer import Plan, describe_plan, infer
 from tilecore.ir import Program
 from tilecore.library import kernel_for
 from tilecore.lower import lower
@@ -32,6 +32,7 @@ from tilecore.verify import verify
 
 HEADERS = Path(__file__).parent / "csrc"
 PLACEHOLDER = "KERNEL_NAME"
+MAX_SYMBOLS, MAX_RANK = 32, 8  # TILE_MAX_SYMBOLS and TILE_MAX_RANK
 PASSES: tuple[Callable[[Program], Program], ...] = (
     expand_buffer_copies,  # first: later stages know elementwise statements, not copies between buffers
     start_from_products,  # needs single-trip loops as the kernel wrote them
@@ -61,7 +62,7 @@ def compile_spec(
     SpecError for a broken spec, EmitError or InferenceError for one that this backend has no code for.
     """
     check(spec)
-    _check_types(spec)
+    _check_limits(spec)
     packed_spec, packed = pack_constants(canonical(spec))
     function, operands = kernel_for(packed_spec)
 
@@ -74,27 +75,38 @@ def compile_spec(
     sources = {target: text.replace(PLACEHOLDER, name) for target, text in texts.items()}
     kernel = Kernel(name, function.__name__, packed_spec, packed, choice.config, sources, choice.why)
     if dump:
-        _dump_stages(kernel, program, dump)
+        _dump_stages(kernel, program, targets, dump)
     return kernel
 
 
-def _check_types(spec: Spec) -> None:
+def _check_limits(spec: Spec) -> None:
+    """Refuse what the backend or the kernel ABI (`tile_kernel.h`) has no room for."""
+    symbols = symbol_order(spec.inputs)
+    if len(symbols) > MAX_SYMBOLS:
+        raise EmitError(f"{len(symbols)} symbolic dims: a kernel has room for {MAX_SYMBOLS}")
     for tensor in (*spec.inputs, *outputs_of(spec)):
+        if len(tensor.shape) > MAX_RANK:
+            raise EmitError(f"a tensor of {len(tensor.shape)} dims: a kernel has room for {MAX_RANK}")
         if tensor.dtype not in ELEMENT:
             known = ", ".join(str(dtype) for dtype in ELEMENT)
             raise EmitError(f"a {tensor.dtype} tensor: CPU kernels read and write only {known} yet")
 
 
 def _emit(program: Program, signature: Signature, target: Target) -> str:
+    return emit_c(lower(_plan(program, target)), signature, target)
+
+
+def _plan(program: Program, target: Target) -> Plan:
     for rewrite in PASSES:
         program = rewrite(program)
         verify(program)
-    plan = infer(program, target)
-    return emit_c(lower(plan), signature, target)
+    return infer(program, target)
 
 
-def _dump_stages(kernel: Kernel, program: Program, dump: Dump) -> None:
+def _dump_stages(kernel: Kernel, program: Program, targets: tuple[Target, ...], dump: Dump) -> None:
     dump(f"30_program_{kernel.name}.txt", print_program(program))
+    for target in targets:
+        dump(f"40_plan_{kernel.name}_{target.name}.txt", describe_plan(_plan(program, target)))
     dump(f"50_config_{kernel.name}.txt", f"{dict(kernel.config)}\n{kernel.why}\n")
     for target, text in kernel.sources.items():
         dump(f"70_kernel_{kernel.name}_{target}.c", text)

@@ -19,7 +19,7 @@ from itertools import pairwise
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Var, binary, const, nonnegative
 from tilecore.graph import Axis, TileGraph, build_graph, split_affine
-from tilecore.ir import Buffer, Gemm, Parallel, Program
+from tilecore.ir import Buffer, Gemm, Parallel, Program, Reduce
 from tilecore.needed import class_extents, in_scope, needed_extents
 from tilecore.padding import Beyond, not_neutral
 from tilecore.span import Span
@@ -69,6 +69,7 @@ class Plan:
 def infer(program: Program, target: Target) -> Plan:
     """The plan for a concrete program. InferenceError when constraints conflict."""
     graph = build_graph(program)
+    _check_reductions(graph)
     layouts = _layouts(graph)
     vector_axis = {
         node.stmt: choose_vector_axis(node.stmt, layouts) for node in graph.nodes if isinstance(node.stmt, Parallel)
@@ -76,6 +77,22 @@ def infer(program: Program, target: Target) -> Plan:
     live = _live_extents(graph)
     needed = needed_extents(graph, live)
     return Plan(program, graph, target, live, needed, layouts, choose_register_tile(target), vector_axis)
+
+
+def describe_plan(plan: Plan) -> str:
+    """The plan as text: what each axis class covers, how each buffer lies, and the register tile."""
+    lines = [f"register tile {plan.register_tile.rows} rows × {plan.register_tile.vectors} vectors, {plan.target.name}"]
+    for buffer in plan.program.buffers:
+        layout = plan.layouts[buffer.name]
+        lines.append(f"{buffer.scope} {buffer.name}: {layout.kind}, side by side along axis {layout.column}")
+    for index in sorted(set(plan.graph.classes.values())):
+        members = ", ".join(
+            str(axis) if isinstance(axis, Var) else f"{axis[0]}.{axis[1]}" for axis in plan.graph.axes_of(index)
+        )
+        live, needed = plan.live.get(index), plan.needed.get(index)
+        extents = (f", live {live}" if live else "") + (f", needed {needed}" if needed else "")
+        lines.append(f"axis class {index}: {members}{extents}")
+    return "\n".join(lines) + "\n"
 
 
 def choose_register_tile(target: Target, columns: int = 64) -> RegisterTile:
@@ -108,6 +125,14 @@ def _layouts(graph: TileGraph) -> dict[str, Layout]:
     for buffer in graph.program.buffers:
         layouts.setdefault(buffer.name, Layout("rows", len(buffer.shape) - 1))
     return layouts
+
+
+def _check_reductions(graph: TileGraph) -> None:
+    for node in graph.nodes:
+        stmt = node.stmt
+        if isinstance(stmt, Reduce) and (len(stmt.src.shape) != 2 or stmt.axis != 1):
+            message = f"this target reduces the last axis of two; here it is axis {stmt.axis} of {len(stmt.src.shape)}"
+            raise InferenceError(stmt.span.render(message) if stmt.span else message)
 
 
 def _check_gemm_types(gemm: Gemm) -> None:

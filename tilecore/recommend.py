@@ -80,7 +80,8 @@ class Machine:
         traffic = tiles * panel / self.rate(panel + strip) + panels * 4 * rows * depth / self.rate(
             panel + 4 * rows * depth
         )
-        return _overlap(multiply, traffic) + CALL_CYCLES * tiles + 8 * rows * columns / self.profile.l1_bytes
+        accumulators = 8 * rows * columns / self.rate(4 * rows * columns)  # read and written
+        return _overlap(multiply, traffic) + CALL_CYCLES * tiles + accumulators
 
     def spread(self, tasks: int, cycles: float) -> float:
         """Cycles of the busiest core, between an even share and what uneven chunks of whole tasks give it."""
