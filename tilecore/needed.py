@@ -7,7 +7,7 @@ point; that everything past it is neutral for every reduction over the axis is p
 from collections.abc import Iterator, Mapping
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Op, Var, binary, const, loads, substitute, variables, walk
+from tilecore.contract.expr import Const, Expr, Op, Var, binary, const, loads, nonnegative, substitute, variables, walk
 from tilecore.contract.spec import Place
 from tilecore.graph import TileGraph, split_affine
 from tilecore.ir import Parallel
@@ -22,9 +22,9 @@ def needed_extents(graph: TileGraph, live: Mapping[int, Expr]) -> dict[int, Expr
     for index, bound in dict.fromkeys(_suggestions(graph)):
         if index in stored or index not in extents or not in_scope(graph, index, bound):
             continue
-        if not_neutral(Beyond(graph, {index: bound}, outside=False)):
-            continue
         current = needed.get(index, live.get(index, extents[index]))
+        if nonnegative(bound - current) or not_neutral(Beyond(graph, {index: bound}, outside=False)):
+            continue
         needed[index] = binary("max", binary("min", current, bound), const(0))
     return needed
 

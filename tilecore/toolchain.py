@@ -18,11 +18,11 @@ from pathlib import Path
 
 COMMON = (
     "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-    "-fno-tree-loop-distribute-patterns",  # a short fill must not become `rep stos`
     "-Wall", "-Wextra", "-Werror", "-Wno-unknown-warning-option", "-Wno-ignored-optimization-argument",
     "-Wno-unused-function", "-Wno-unused-variable", "-Wno-psabi", "-Wno-aggressive-loop-optimizations",
     "-Wno-unknown-pragmas",
 )  # fmt: skip
+GCC_ONLY = ("-fno-tree-loop-distribute-patterns",)  # a short fill must not become `rep stos`
 LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread")
 
 
@@ -40,6 +40,8 @@ class Compiler:
 
     def spelled(self, flags: Sequence[str]) -> list[str]:
         """`flags`, which are gcc's and clang's, as this compiler wants them: zig names processors with underscores."""
+        if "Free Software Foundation" in self.version:
+            return [*flags, *GCC_ONLY]
         if not self.is_zig:
             return list(flags)
         march = "-march="

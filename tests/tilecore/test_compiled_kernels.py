@@ -15,13 +15,14 @@ from tile_specs import MASKS, AttentionForm, Case, attention_case, contraction_c
 
 from tilecore.call import CompiledKernel, KernelError, load_kernel
 from tilecore.compile import compile_spec
+from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
-from tilecore.contract.expr import Sym
+from tilecore.contract.expr import Sym, const
 from tilecore.contract.panel import pack
-from tilecore.contract.spec import ContractionSpec, outputs_of
+from tilecore.contract.spec import ContractionSpec, Tensor, outputs_of
 from tilecore.emit_expr import EmitError
 from tilecore.profile import detect_profile
-from tilecore.toolchain import Toolchain, find_toolchain
+from tilecore.toolchain import Toolchain, find_compiler, find_toolchain
 
 pytestmark = pytest.mark.cpu
 PROFILE = detect_profile()
@@ -171,6 +172,22 @@ def test_equal_specs_give_one_kernel_and_the_same_text() -> None:
         compile_spec(case.spec, label="Test", profile=PROFILE, targets=(PROFILE.target,)) for _ in range(2)
     )
     assert first == second
+
+
+def test_the_compiler_of_the_ziglang_wheel_builds_the_same_kernel(
+    object_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tilecore.toolchain.shutil.which", lambda name: None)
+    compiler = find_compiler.__wrapped__(None)
+    assert compiler.is_zig
+    compare(attention_case(AttentionForm(mask="causal"), np.random.default_rng(8)), Toolchain(compiler, object_cache))
+
+
+def test_a_tensor_of_too_many_dims_is_refused(toolchain: Toolchain) -> None:
+    case = row_case("pointwise", rows=4, columns=16, dynamic=False)
+    wide = Tensor("wide", DType.F32, (const(1),) * 9)
+    with pytest.raises(EmitError, match="9 dims"):
+        build(replace(case, spec=replace(case.spec, inputs=(*case.spec.inputs, wide))), toolchain, None)
 
 
 def test_the_cache_builds_nothing_twice(tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""Tile inference and recommendation: what is cut and what must not be, conflicts, and how configurations are ranked."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tile_specs import AttentionForm, Case, attention_case, contraction_case, row_case
+
+from tilecore import language as T
+from tilecore.copies import expand_buffer_copies
+from tilecore.infer import InferenceError, Plan, choose_register_tile, infer
+from tilecore.library import kernel_for
+from tilecore.profile import PROFILES, profile_named
+from tilecore.recommend import rank, recommend
+from tilecore.target import TARGETS, RegisterTile, target_named
+from tilecore.trace import trace
+
+AVX2 = target_named("x86-64-v3")
+EXTENTS = {"block_m": 4, "block_n": 8}
+
+
+def plan_of(case: Case, extents: Mapping[str, int]) -> Plan:
+    kernel, operands = kernel_for(case.spec)
+    program = trace(kernel, inputs=case.spec.inputs, operands=operands, extents=extents)
+    return infer(expand_buffer_copies(program), AVX2)
+
+
+def attention_plan(mask: str) -> Plan:
+    return plan_of(attention_case(AttentionForm(mask=mask, queries=7, keys=7), np.random.default_rng(0)), EXTENTS)
+
+
+def own_class(plan: Plan, buffer: str, axis: int) -> int:
+    return plan.graph.classes[buffer, axis]
+
+
+def test_rows_and_keys_of_attention_are_cut_to_the_data() -> None:
+    plan = attention_plan("none")
+    assert own_class(plan, "q", 0) == own_class(plan, "s", 0) == own_class(plan, "o", 0) == own_class(plan, "top", 0)
+    assert own_class(plan, "k", 0) == own_class(plan, "s", 1) == own_class(plan, "v", 0)
+    assert {own_class(plan, "q", 0), own_class(plan, "k", 0)} == set(plan.live)
+    assert not plan.needed
+
+
+def test_a_causal_score_needs_no_key_past_the_last_query() -> None:
+    plan = attention_plan("causal")
+    assert list(plan.needed) == [own_class(plan, "s", 1)]
+
+
+@pytest.mark.parametrize("mask", ["padding", "bias"])
+def test_a_score_that_is_finite_or_data_everywhere_needs_every_key(mask: str) -> None:
+    assert not attention_plan(mask).needed
+
+
+def kernel_with_sum(finite: bool) -> Plan:
+    rows = T.dynamic("rows")
+
+    def sums(X: T.Tensor((rows, 5), T.float32), Y: T.Tensor((rows,), T.float32)) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            x = T.alloc_fragment((5, 8), T.float32)
+            total = T.alloc_fragment((5,), T.float32)
+            for i, j in T.Parallel(5, 8):
+                x[i, j] = X[j, i] + 1.0 if finite else X[j, i]
+            T.reduce_sum(x, total, dim=1)
+            for i in T.Parallel(5):
+                Y[i] = total[i]
+
+    return infer(trace(sums), AVX2)
+
+
+def test_a_sum_over_padding_that_is_not_zero_is_not_cut() -> None:
+    plan = kernel_with_sum(finite=True)
+    assert own_class(plan, "x", 1) not in plan.live
+
+
+def test_a_tile_in_two_layouts_is_a_conflict_that_shows_both_uses() -> None:
+    def twice(X: T.Tensor((8, 8), T.float32), Y: T.Tensor((8, 8), T.float32)) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            x = T.alloc_shared((8, 8), T.float32)
+            c = T.alloc_fragment((8, 8), T.float32)
+            T.copy(X[0, 0], x)
+            T.gemm(x, x, c, clear=True)
+            for i, j in T.Parallel(8, 8):
+                Y[i, j] = c[i, j]
+
+    with pytest.raises(InferenceError, match="two layouts") as caught:
+        infer(trace(twice), AVX2)
+    text = str(caught.value)
+    assert "packed panels of axis 1" in text
+    assert "plain rows" in text
+    assert text.count("^^^") >= 2
+
+
+def test_a_reduction_that_the_target_cannot_do_is_refused_with_its_place() -> None:
+    def columns(X: T.Tensor((8, 8), T.float32), Y: T.Tensor((8,), T.float32)) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            x = T.alloc_fragment((8, 8), T.float32)
+            total = T.alloc_fragment((8,), T.float32)
+            T.copy(X[0, 0], x)
+            T.reduce_sum(x, total, dim=0)
+            for i in T.Parallel(8):
+                Y[i] = total[i]
+
+    with pytest.raises(InferenceError, match=r"axis 0 of 2"):
+        infer(trace(columns), AVX2)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_register_tile_fits_and_no_larger_one_of_its_shape_does(target: Any) -> None:
+    tile = choose_register_tile(target)
+    assert target.fits(tile)
+    wider = RegisterTile(tile.rows, tile.vectors + target.smallest_vectors)
+    assert wider.columns(target.lanes) > 64 or not target.fits(wider)
+
+
+CASES = {
+    "attention": attention_case(AttentionForm(), np.random.default_rng(0)),
+    "contraction": contraction_case(1, rows=5, columns=70, depth=90),
+    "row": row_case("layernorm", rows=3, columns=16, dynamic=False),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_recommendation_is_the_first_of_the_ranking_and_can_be_traced(kind: str, profile: Any) -> None:
+    spec = CASES[kind].spec
+    ranked = rank(spec, profile, profile.target)
+    assert [c.cost for c in ranked if not c.rejected] == sorted(c.cost for c in ranked if not c.rejected)
+    choice = recommend(spec, profile, profile.target)
+    assert choice.config == ranked[0].config
+    kernel, operands = kernel_for(spec)
+    assert not trace(kernel, inputs=spec.inputs, operands=operands, extents=choice.config).tunables
+
+
+def test_a_machine_without_room_rejects_with_the_bytes() -> None:
+    tiny = replace(profile_named("zen3"), l2=1 << 10)
+    spec = attention_case(AttentionForm(), np.random.default_rng(0)).spec
+    rejected = [candidate for candidate in rank(spec, tiny, tiny.target) if candidate.rejected]
+    assert rejected
+    assert all("KiB" in candidate.rejected for candidate in rejected)
