@@ -1,7 +1,6 @@
 """Compiled kernels as Python callables over numpy arrays: for tests, tuning and kernel authors. Single-threaded."""
 
 import ctypes
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import numpy as np
 
 from tilecore.compile import Kernel
 from tilecore.contract.spec import outputs_of
-from tilecore.emit_host import symbol_order
 from tilecore.link import link_kernels
 from tilecore.target import Target
 from tilecore.toolchain import Toolchain
@@ -117,6 +115,3 @@ def load_kernel(kernel: Kernel, target: Target, toolchain: Toolchain) -> Compile
     library = ctypes.CDLL(str(path))
     root = _Library.in_dll(library, "tile_generated_library")
     return CompiledKernel(kernel, library, root.variants[0].kernels[0].contents)
-
-
-__all__ = ["CompiledKernel", "KernelError", "Mapping", "load_kernel", "symbol_order"]

@@ -316,18 +316,3 @@ def instruction_count(expr: Expr) -> int:
 def operation_count(expr: Expr) -> int:
     """Operations in an expression, each distinct one once."""
     return sum(isinstance(node, Op) for node in walk(expr))
-
-
-__all__ = [
-    "ELEMENT",
-    "SCALAR",
-    "VECTOR",
-    "EmitError",
-    "Expressions",
-    "Lanes",
-    "Scope",
-    "instruction_count",
-    "literal",
-    "memory_name",
-    "operation_count",
-]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, Slot, live_var, row_stride, slot_size
-from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, cast, const, substitute, variables
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, cast, const, variables
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
 from tilecore.graph import Axis, depth_axes, gemm_axes, split_affine, tile_axes
@@ -29,7 +29,7 @@ from tilecore.loops import (
     Put,
     VectorLoop,
 )
-from tilecore.rows import is_row_wise, lower_rows
+from tilecore.rows import is_row_wise, lower_rows, put_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
         case Fill():
             yield from _fill(stmt, lowering)
         case Store():
-            yield _put(stmt, lowering.addresses, {})
+            yield put_of(stmt, lowering.addresses, {})
         case Reduce():
             raise ValueError(f"T.reduce over axis {stmt.axis} of {stmt.src.name}: only the last of two axes is lowered")
 
@@ -139,16 +139,6 @@ def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
 def _stop(loop: For) -> Expr:
     assert loop.var.extent is not None
     return loop.var.extent
-
-
-def _put(store: Store, addresses: Addresses, at: dict[Expr, Expr]) -> Put:
-    index = tuple(substitute(position, at) for position in store.index)
-    value = addresses.resolve(substitute(store.value, at))
-    if isinstance(store.target, Buffer):
-        offset = addresses.offset(store.target, index)
-        return Put(addresses.slots[store.target.name].memory, offset, value, None, store.span)
-    memory, offset, guard = addresses.place(store.target, index)
-    return Put(memory, offset, value, guard, store.span)
 
 
 def _elementwise(stmt: Parallel, lowering: Lowering) -> Iterator[LoopStmt]:
@@ -160,7 +150,7 @@ def _elementwise(stmt: Parallel, lowering: Lowering) -> Iterator[LoopStmt]:
         live[axis] = live_var(axis.name, lowering.live(axis, axis.extent))
         at[axis] = live[axis]
     vector = lowering.plan.vector_axis[stmt]
-    puts = tuple(_put(store, lowering.addresses, at) for store in stmt.body)
+    puts = tuple(put_of(store, lowering.addresses, at) for store in stmt.body)
     inner: tuple[LoopStmt, ...] = puts
     if vector is not None:
         inner = (_vector(live[vector], puts),)
@@ -186,7 +176,7 @@ def _fill(stmt: Fill, lowering: Lowering) -> Iterator[LoopStmt]:
         live_var(f"{stmt.dst.name}_{i}", lowering.live((stmt.dst.name, i), extent))
         for i, extent in enumerate(stmt.dst.shape)
     )
-    put = _put(Store(stmt.dst, axes, stmt.value, stmt.span), lowering.addresses, {})
+    put = put_of(Store(stmt.dst, axes, stmt.value, stmt.span), lowering.addresses, {})
     yield _nest(axes, put)
 
 
@@ -347,7 +337,7 @@ def _copy_loops(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
     assert not isinstance(source.source, Place)
     value = cast(Load(source.source, src_index), target.source.dtype)
     assert not isinstance(target.source, View)
-    put = _put(Store(target.source, dst_index, value, copy.span), lowering.addresses, {})
+    put = put_of(Store(target.source, dst_index, value, copy.span), lowering.addresses, {})
     yield _nest(tuple(loops), put) if loops else put
 
 
@@ -364,18 +354,13 @@ def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
         return
     panel = live_var("panel", (columns + (PANEL - 1)) // PANEL)
     depth = live_var("depth", depth_extent)
-    lane = live_var("lane", _min(const(PANEL), columns - panel * PANEL))
+    lane = live_var("lane", binary("min", const(PANEL), columns - panel * PANEL))
     position = panel * PANEL + lane
     inner = (position, depth) if layout.column == 0 else (depth, position)
     assert isinstance(copy.src.source, View | Buffer)
     value = lowering.addresses.resolve(cast(Load(copy.src.source, _source_index(copy, inner)), buffer.dtype))
     put = Put(slot.memory, slot.shift + panel * panel_size + depth * PANEL + lane, value, None, copy.span)
     yield _loop(panel, (_loop(depth, (_vector(lane, (put,)),)),))
-
-
-def _min(left: Expr, right: Expr) -> Expr:
-    from_min = Op("min", (left, right), left.dtype)
-    return substitute(from_min, {left: left}) if isinstance(left, Const) else from_min
 
 
 def _transposed_source(copy: Copy, buffer: Buffer, columns: Expr, depth: Expr, lowering: Lowering) -> Operand | None:

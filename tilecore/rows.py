@@ -128,7 +128,7 @@ def _parallel(stmt: Parallel, row: Var, plan: Plan, addresses: Addresses) -> Ite
         assert extent is not None
         column = live_var(stmt.axes[1].name, plan.extent(stmt.axes[1], extent))
         at[stmt.axes[1]] = column
-    puts = tuple(_put(store, addresses, at) for store in stmt.body)
+    puts = tuple(put_of(store, addresses, at) for store in stmt.body)
     if column is None:
         yield from puts
     else:
@@ -141,7 +141,8 @@ def _whole_rows(stmt: Parallel, column: Var) -> bool:
     return all(not isinstance(store.target, Buffer) or store.index[-1] == column for store in stmt.body)
 
 
-def _put(store: Store, addresses: Addresses, at: dict[Expr, Expr]) -> Put:
+def put_of(store: Store, addresses: Addresses, at: dict[Expr, Expr]) -> Put:
+    """The store with its variables replaced by `at` and every address resolved."""
     index = tuple(substitute(position, at) for position in store.index)
     value = addresses.resolve(substitute(store.value, at))
     if isinstance(store.target, Buffer):
@@ -177,14 +178,13 @@ def _partner(done: list[LoopStmt], loop: VectorLoop) -> int | None:
             return position
         if not isinstance(stmt, Put) or stmt.memory in reads | writes:
             return None
-        if {load.source for load in loads(stmt.value)} & writes or names & _totals(done[:position], stmt):
+        if {load.source for load in loads(stmt.value)} & writes or names & _totals(done[:position]):
             return None
     return None
 
 
-def _totals(done: list[LoopStmt], put: Put) -> set[Var]:
-    """Totals of vector loops that come just before `put`: a loop that uses one cannot move above its vector loop."""
-    del put
+def _totals(done: list[LoopStmt]) -> set[Var]:
+    """The totals that vector loops of `done` compute: what uses one cannot move above its loop."""
     return {part.into for stmt in done if isinstance(stmt, VectorLoop) for part in stmt.body if isinstance(part, Fold)}
 
 
@@ -228,6 +228,3 @@ def _substituted(part: Let | Put | Fold, values: dict[Expr, Expr]) -> Let | Put 
         return replace(part, value=substitute(part.value, values))
     guard = None if part.guard is None else substitute(part.guard, values)
     return replace(part, offset=substitute(part.offset, values), value=substitute(part.value, values), guard=guard)
-
-
-__all__ = ["Memory", "is_row_wise", "lower_rows"]

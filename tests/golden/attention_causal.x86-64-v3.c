@@ -1,4 +1,4 @@
-/* FusedGolden_5c00c54ab5f7: attention for x86-64-v3 */
+/* FusedGolden_7e2015a63a9f: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -78,8 +78,8 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     const int64_t t7 = n1 + 23;
     const int64_t t8 = floordiv_i64(t7, 24);
     int64_t last = -1;
-    const int32_t t116 = n1 == 0;
-    const i32v v117 = splat_bool(t116);
+    const int32_t t111 = n1 == 0;
+    const i32v v112 = splat_bool(t111);
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_9 = task % t8;
         const int64_t h_10 = task / t8 % 2;
@@ -210,52 +210,44 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             if (!once_v[n_28]) {
                 once_v[n_28] = 1;
                 for (int64_t panel_94 = 0; panel_94 < 4; panel_94 += 1) {
-                    const int64_t t96 = panel_94 * -16;
-                    const int64_t t97 = t96 + 64;
-                    const int64_t t98 = min_i64(16, t97);
-                    const int64_t t104 = panel_94 * 16;
-                    const int64_t t110 = panel_94 * 512;
+                    const int64_t t101 = panel_94 * 16;
+                    const int64_t t107 = panel_94 * 512;
                     for (int64_t depth_95 = 0; depth_95 < t39; depth_95 += 1) {
-                        int64_t j99 = 0;
-                        const int64_t t100 = depth_95 * 384;
-                        const int64_t t101 = t30 + t100;
-                        const int64_t t102 = t101 + t31;
-                        const int64_t t103 = t102 + t33;
-                        const int64_t t105 = t103 + t104;
-                        const int64_t t106 = t105 + 256;
-                        const int64_t t108 = depth_95 * 16;
-                        const int64_t t109 = t108 + t36;
-                        const int64_t t111 = t109 + t110;
-                        for (; j99 + 8 <= t98; j99 += 8) {
-                            const f32v v107 = load_f32(input0 + t106 + j99);
-                            store_f32(s_v + t111 + j99, v107); // attention.py:51
-                        }
-                        if (j99 < t98) {
-                            const i32v m112 = lanes_below(t98 - j99);
-                            const f32v v113 = load_masked_f32(input0 + t106 + j99, m112);
-                            store_masked_f32(s_v + t111 + j99, m112, v113); // attention.py:51
+                        int64_t j96 = 0;
+                        const int64_t t97 = depth_95 * 384;
+                        const int64_t t98 = t30 + t97;
+                        const int64_t t99 = t98 + t31;
+                        const int64_t t100 = t99 + t33;
+                        const int64_t t102 = t100 + t101;
+                        const int64_t t103 = t102 + 256;
+                        const int64_t t105 = depth_95 * 16;
+                        const int64_t t106 = t105 + t36;
+                        const int64_t t108 = t106 + t107;
+                        for (; j96 + 8 <= 16; j96 += 8) {
+                            const f32v v104 = load_f32(input0 + t103 + j96);
+                            store_f32(s_v + t108 + j96, v104); // attention.py:51
                         }
                     }
                 }
             }
             product(s_s + 0, 32, 1, s_v + t36, 512, s_o + 0, 64, t14, 64, t44, 0); // attention.py:54
         }
-        const int64_t t124 = t29 * 128;
-        const int64_t t125 = t124 + t31;
-        const int64_t t126 = m_9 * 3072;
-        const int64_t t127 = t125 + t126;
-        for (int64_t row_114 = 0; row_114 < t14; row_114 += 1) {
-            int64_t j115 = 0;
-            const int64_t t118 = row_114 * 64;
-            const int64_t t128 = row_114 * 128;
-            const int64_t t129 = t127 + t128;
-            for (; j115 + 8 <= 64; j115 += 8) {
-                const f32v v119 = load_f32(s_o + t118 + j115);
-                const float t120 = s_total[row_114];
-                const f32v v121 = splat_f32(t120);
-                const f32v v122 = v119 / v121;
-                const f32v v123 = select_f32(v117, splat_f32(0x0.0p+0f), v122);
-                store_f32(output0 + t129 + j115, v123); // attention.py:57
+        const int64_t t119 = t29 * 128;
+        const int64_t t120 = t119 + t31;
+        const int64_t t121 = m_9 * 3072;
+        const int64_t t122 = t120 + t121;
+        for (int64_t row_109 = 0; row_109 < t14; row_109 += 1) {
+            int64_t j110 = 0;
+            const int64_t t113 = row_109 * 64;
+            const int64_t t123 = row_109 * 128;
+            const int64_t t124 = t122 + t123;
+            for (; j110 + 8 <= 64; j110 += 8) {
+                const f32v v114 = load_f32(s_o + t113 + j110);
+                const float t115 = s_total[row_109];
+                const f32v v116 = splat_f32(t115);
+                const f32v v117 = v114 / v116;
+                const f32v v118 = select_f32(v112, splat_f32(0x0.0p+0f), v117);
+                store_f32(output0 + t124 + j110, v118); // attention.py:57
             }
         }
     }
@@ -303,7 +295,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_5c00c54ab5f7_x86_64_v3 = {
-    "FusedGolden_5c00c54ab5f7", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_7e2015a63a9f_x86_64_v3 = {
+    "FusedGolden_7e2015a63a9f", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, scratch_size, work, run,
 };
