@@ -25,7 +25,7 @@ from fuser.element import (
 )
 from fuser.shapes import Shapes
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Var, cast, const
+from tilecore.contract.expr import Expr, Var, cast
 
 Operands = Callable[[Index, Expr], tuple[Index, Index]]
 Tail = Callable[[Expr, Index, At], Expr]
@@ -201,8 +201,3 @@ _READERS: dict[str, Callable[[ir.Node, Shapes, DType], Dot]] = {
 def axes_of(shape: Shape, prefix: str) -> Index:
     """One variable per dim, and 0 where the dim is 1."""
     return tuple(ZERO if dim == ONE else Var(f"{prefix}{i}", extent=dim) for i, dim in enumerate(shape))
-
-
-def one_var(name: str) -> Var:
-    """An axis of extent 1."""
-    return Var(name, extent=const(1))

@@ -6,7 +6,7 @@ depends on values (NonZero) becomes a fresh symbol.
 
 from collections.abc import Callable, Mapping
 
-from fuser.dims import INFINITE, ONE, ZERO, Dims, Shape, dim, integer, literal_product, product
+from fuser.dims import INFINITE, ONE, ZERO, Dims, Shape, dim, integer, product
 from fuser.shape_call import Call, Result, constant_of
 from tilecore.contract.expr import Expr
 
@@ -489,11 +489,6 @@ def batch_normalization(call: Call) -> Result:
 def quantized_range(call: Call) -> Result:
     """DynamicQuantizeLinear: y, scale, zero point."""
     return [call.shape(0), (), ()]
-
-
-def is_static(shape: Shape) -> bool:
-    """True when every dim is a literal."""
-    return literal_product(shape) is not None
 
 
 SAME = (
