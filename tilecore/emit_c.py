@@ -21,7 +21,7 @@ from tilecore.emit_expr import (
     memory_name,
 )
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
-from tilecore.emit_product import product_text
+from tilecore.emit_product import kind_of, product_text
 from tilecore.graph import split_affine
 from tilecore.loops import (
     Branch,
@@ -64,9 +64,8 @@ def emit_c(program: LoopProgram, signature: Signature, target: Target) -> str:
 
 
 def _products(program: LoopProgram, target: Target) -> list[str]:
-    if not any(isinstance(stmt, Mma) for stmt in loop_statements(program.body)):
-        return []
-    return product_text(program.tile, target)
+    kinds = dict.fromkeys(kind_of(stmt) for stmt in loop_statements(program.body) if isinstance(stmt, Mma))
+    return [line for kind in kinds for line in product_text(kind, program.tile, target)]
 
 
 class _Kernel(Expressions):
@@ -209,8 +208,8 @@ class _Kernel(Expressions):
 
         a, b, c = mma.a, mma.b, mma.c
         self.line(
-            f"product({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, {operand(b)}, {self.scalar(b.row)}, "
-            f"{operand(c)}, {self.scalar(c.row)}, {self.scalar(mma.rows)}, {self.scalar(mma.columns)}, "
+            f"{kind_of(mma).function}({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, "
+            f"{operand(b)}, {self.scalar(b.row)}, {operand(c)}, {self.scalar(c.row)}, {self.scalar(mma.rows)}, {self.scalar(mma.columns)}, "
             f"{self.scalar(mma.depth)}, {int(mma.clear)});{_where(mma.span)}"
         )
 

@@ -15,9 +15,13 @@ from tilecore.emit_host import COMPARE
 from tilecore.graph import split_affine
 from tilecore.loops import Memory
 
+NARROW = {DType.I16: "int16_t", DType.I8: "int8_t", DType.U8: "uint8_t"}  # held as i32 in registers
 SCALAR = {DType.F32: "float", DType.F64: "double", DType.I64: "int64_t", DType.I32: "int32_t", DType.BOOL: "int32_t"}
+SCALAR |= dict.fromkeys(NARROW, "int32_t")
 VECTOR = {DType.F32: "f32v", DType.F64: "f64v", DType.I64: "i64v", DType.I32: "i32v", DType.BOOL: "i32v"}
-ELEMENT = {**SCALAR, DType.BOOL: "uint8_t"}
+VECTOR |= dict.fromkeys(NARROW, "i32v")
+ELEMENT = {**SCALAR, DType.BOOL: "uint8_t", **NARROW}
+WRAPPING = {"add", "sub", "mul", "neg", "abs", "pow", "floordiv"}  # may leave the range of a narrow integer
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 LIBM = {"sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "log", "log2", "tanh", "erf", "pow"}
 POLYNOMIAL = 15  # instructions of exp, tanh, erf and the like
@@ -140,7 +144,8 @@ class Expressions:
             yes, no = (self._scalar_text(a) if isinstance(a, Load) else self.scalar(a) for a in expr.args[1:])
             return f"{condition} ? {yes} : {no}"
         args = [self.scalar(arg) for arg in expr.args]
-        return self._scalar_op(expr, args)
+        text = self._scalar_op(expr, args)
+        return f"({NARROW[expr.dtype]})({text})" if expr.dtype in NARROW and expr.name in WRAPPING else text
 
     def _scalar_op(self, op: Op, args: list[str]) -> str:
         name, source = op.name, self._type(op.args[0])
@@ -159,7 +164,9 @@ class Expressions:
         if name == "isinf":
             return f"isinf({args[0]}) != 0"
         if name == "cast":
-            return f"{args[0]} != 0" if op.dtype is DType.BOOL else f"({SCALAR[op.dtype]}){args[0]}"
+            if op.dtype is DType.BOOL:
+                return f"{args[0]} != 0"
+            return f"({NARROW.get(op.dtype, '')})({SCALAR[op.dtype]}){args[0]}".removeprefix("()")
         if source.is_int:
             return f"{name}_i64({', '.join(args)})"
         if source is DType.F32 and name in SCALAR_F32:
@@ -185,11 +192,11 @@ class Expressions:
 
     def _splat(self, expr: Expr) -> str:
         if isinstance(expr, Const):
-            return f"splat_{self._type(expr)}({literal(expr)})"
+            return f"splat_{held(self._type(expr))}({literal(expr)})"
         known = self._known("vector", expr)
         if known:
             return known
-        text = f"splat_{self._type(expr)}({self.scalar(expr)})"
+        text = f"splat_{held(self._type(expr))}({self.scalar(expr)})"
         return self._named("vector", expr, VECTOR[expr.dtype], text, self._depth(expr))
 
     def _vector_text(self, expr: Expr, lanes: Lanes) -> str:
@@ -203,7 +210,7 @@ class Expressions:
                 masked = self._vector_load(load, lanes, mask)
                 if isinstance(no, Const) and no.value == 0:
                     return masked
-                return f"select_{expr.dtype}({mask}, {masked}, {self.vector(no, lanes)})"
+                return f"select_{held(expr.dtype)}({mask}, {masked}, {self.vector(no, lanes)})"
             case Op(name="lt" | "le" | "gt" | "ge", args=(left, _)) if left.dtype is DType.I64:
                 counted = self._lane_count(expr, lanes)
                 if counted:
@@ -211,7 +218,8 @@ class Expressions:
             case _:
                 pass
         assert isinstance(expr, Op)
-        return self._vector_op(expr, lanes)
+        text = self._vector_op(expr, lanes)
+        return f"narrow_{expr.dtype}({text})" if expr.dtype in NARROW and expr.name in WRAPPING else text
 
     def _lane_count(self, op: Op, lanes: Lanes) -> str | None:
         """An index comparison as a number of leading lanes: no vectors of 64-bit integers."""
@@ -268,12 +276,12 @@ class Expressions:
             test = f"(abs_{source}({args[0]}) == INFINITY)"
             return f"narrow_mask{test}" if source is DType.F64 else test
         if name == "select":
-            return f"select_{op.dtype}({', '.join(args)})"
+            return f"select_{held(op.dtype)}({', '.join(args)})"
         if name == "cast":
             return self._vector_cast(source, op.dtype, args[0])
         if name in ("min", "max") and source is DType.F32 and isinstance(op.args[1], Const):
             return f"{name}_raw({args[1]}, {args[0]})"  # a NaN in the second operand goes through
-        suffix = {DType.I64: "i64v", DType.I32: "i32v"}.get(source, str(source))
+        suffix = {DType.I64: "i64v", DType.I32: "i32v"}.get(held(source), str(source))
         return f"{name}_{suffix}({', '.join(args)})"
 
     def _vector_cast(self, source: DType, target: DType, text: str) -> str:
@@ -281,9 +289,16 @@ class Expressions:
             test = f"({text} != 0)"
             return f"narrow_mask({test})" if source in (DType.I64, DType.F64) else test
         if source is DType.BOOL:
-            one, zero = (f"splat_{target}({value})" for value in (1, 0))
-            return f"select_{target}({text}, {one}, {zero})"
-        return f"__builtin_convertvector({text}, {VECTOR[target]})"
+            one, zero = (f"splat_{held(target)}({value})" for value in (1, 0))
+            return f"select_{held(target)}({text}, {one}, {zero})"
+        if VECTOR[source] != VECTOR[target]:
+            text = f"__builtin_convertvector({text}, {VECTOR[target]})"
+        return f"narrow_{target}({text})" if target in NARROW else text
+
+
+def held(dtype: DType) -> DType:
+    """The type that values of `dtype` are computed in: the narrow integers are i32 in registers."""
+    return DType.I32 if dtype in NARROW else dtype
 
 
 def memory_name(memory: Memory) -> str:

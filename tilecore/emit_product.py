@@ -5,21 +5,56 @@ wider tiles, because there each row of B is read for little work and many must b
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.panel import PANEL
+from tilecore.loops import Mma
 from tilecore.target import RegisterTile, Target
 
 WIDE_ROWS = (1, 2)
 Widths = Mapping[int, tuple[int, ...]]  # rows → vectors of the tiles to use, widest first
 
 
-def product_text(tile: RegisterTile, target: Target) -> list[str]:
-    """C lines that define `product(a, lda, step, b, panel, c, ldc, rows, columns, depth, clear)`."""
+@dataclass(frozen=True, slots=True)
+class ProductKind:
+    """One kind of register tile: the C types of a, b and c in memory, the macro that stamps it and how it is called."""
+
+    function: str
+    types: tuple[str, str, str]
+    stamp: str
+    tile: str  # name of a stamped tile, before its shape
+
+
+KINDS: dict[tuple[DType, DType, DType], ProductKind] = {  # by the types of a, b and c in memory
+    (DType.F32, DType.F32, DType.F32): ProductKind(
+        "product", ("float", "float", "float"), "TILE_MMA({rows}, {vectors})", "mma_"
+    ),
+    **{
+        (DType.I16, dtype, DType.I32): ProductKind(
+            f"product_{dtype}",
+            ("int16_t", element, "int32_t"),
+            f"TILE_DOT({{rows}}, {{vectors}}, {dtype}, {element})",
+            f"dot_{dtype}_",
+        )
+        for dtype, element in ((DType.I16, "int16_t"), (DType.I8, "int8_t"), (DType.U8, "uint8_t"))
+    },
+}
+
+
+def kind_of(mma: Mma) -> ProductKind:
+    """The kind of a product's register tile."""
+    return KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype]
+
+
+def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[str]:
+    """C lines that define `product(a, lda, step, b, panel, c, ldc, rows, columns, depth, clear)` of that kind."""
     small = target.smallest_vectors
     widths = {rows: tuple(dict.fromkeys((tile.vectors, small))) for rows in range(1, tile.rows + 1)}
     widths |= {rows: tuple(dict.fromkeys((_widest(rows, target), tile.vectors, small))) for rows in WIDE_ROWS}
-    stamped = [f"TILE_MMA({rows}, {vectors})" for rows, group in widths.items() for vectors in group]
-    return [*stamped, *_function(tile, widths, target)]
+    shapes = [(rows, vectors) for rows, group in widths.items() for vectors in group]
+    stamped = [kind.stamp.format(rows=rows, vectors=vectors) for rows, vectors in shapes]
+    return [*stamped, *_function(kind, tile, widths, target)]
 
 
 def _widest(rows: int, target: Target) -> int:
@@ -27,9 +62,10 @@ def _widest(rows: int, target: Target) -> int:
     return max(v for v in range(step, 4 * PANEL // target.lanes + 1, step) if target.fits(RegisterTile(rows, v)))
 
 
-def _function(tile: RegisterTile, widths: Widths, target: Target) -> Iterator[str]:
-    yield "static void product(const float* restrict a, int64_t lda, int64_t step, const float* restrict b,"
-    yield "                    int64_t panel, float* restrict c, int64_t ldc, int64_t rows, int64_t columns,"
+def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Target) -> Iterator[str]:
+    a, b, c = kind.types
+    yield f"static void {kind.function}(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b,"
+    yield f"                    int64_t panel, {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns,"
     yield "                    int64_t depth, int clear) {"
     yield "    const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL;"
     yield "    int64_t p = 0;"
@@ -37,7 +73,7 @@ def _function(tile: RegisterTile, widths: Widths, target: Target) -> Iterator[st
         yield f"    if (rows == {rows}) {{"
         for vectors in widths[rows]:
             count = vectors * target.lanes // PANEL
-            yield f"        for (; p + {count} <= panels; p += {count}) TILE_CALL({rows}x{vectors}, 0);"
+            yield f"        for (; p + {count} <= panels; p += {count}) TILE_CALL({kind.tile}{rows}x{vectors}, 0);"
         yield "        return;"
         yield "    }"
     for vectors in widths[tile.rows]:
@@ -47,7 +83,7 @@ def _function(tile: RegisterTile, widths: Widths, target: Target) -> Iterator[st
         yield f"            r = TILE_ROWS(rows - i, {tile.rows});"
         yield "            switch (r) {"
         for rows in range(tile.rows, 0, -1):
-            yield f"            case {rows}: TILE_CALL({rows}x{vectors}, i); break;"
+            yield f"            case {rows}: TILE_CALL({kind.tile}{rows}x{vectors}, i); break;"
         yield "            default: break;"
         yield "            }"
         yield "        }"

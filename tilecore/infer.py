@@ -25,6 +25,11 @@ from tilecore.padding import Beyond, not_neutral
 from tilecore.span import Span
 from tilecore.target import RegisterTile, Target
 
+PRODUCT_TYPES = (  # (a, b, c) of T.gemm
+    (DType.F32, DType.F32, DType.F32),
+    (DType.I16, DType.I16, DType.I32),
+)
+
 
 class InferenceError(ValueError):
     """Two constraints that cannot both hold, or a demand that the target cannot meet; names both uses."""
@@ -136,10 +141,16 @@ def _check_reductions(graph: TileGraph) -> None:
 
 
 def _check_gemm_types(gemm: Gemm) -> None:
-    for buffer in (gemm.a, gemm.b, gemm.c):
-        if buffer.dtype is not DType.F32:
-            where = f"{gemm.span}: " if gemm.span else ""
-            raise InferenceError(f"{where}T.gemm on this target takes f32 tiles; {buffer.name} is {buffer.dtype}")
+    found = (gemm.a.dtype, gemm.b.dtype, gemm.c.dtype)
+    where = f"{gemm.span}: " if gemm.span else ""
+    if gemm.transpose_a and found == PRODUCT_TYPES[1]:
+        raise InferenceError(f"{where}T.gemm of integers reads {gemm.a.name} along its rows: no transpose_A")
+    if found not in PRODUCT_TYPES:
+        known = " or ".join(f"{a} · {b} → {c}" for a, b, c in PRODUCT_TYPES)
+        raise InferenceError(
+            f"{where}T.gemm on this target takes tiles of {known}; "
+            + ", ".join(f"{buffer.name} is {buffer.dtype}" for buffer in (gemm.a, gemm.b, gemm.c))
+        )
 
 
 def _conflict(buffer: Buffer, known: Layout, demand: Layout) -> str:

@@ -389,7 +389,7 @@ def _fail(message: str, instead: str) -> NoReturn:
 
 
 float64, float32, float16, bfloat16 = DType.F64, DType.F32, DType.F16, DType.BF16
-int64, int32, int8, uint8 = DType.I64, DType.I32, DType.I8, DType.U8
+int64, int32, int16, int8, uint8 = DType.I64, DType.I32, DType.I16, DType.I8, DType.U8
 bool = DType.BOOL
 
 _DTYPES = {
@@ -399,6 +399,7 @@ _DTYPES = {
     "bfloat16": bfloat16,
     "int64": int64,
     "int32": int32,
+    "int16": int16,
     "int8": int8,
     "uint8": uint8,
     "bool": bool,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, Slot, live_var, row_stride, slot_size
+from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, cast, const, variables
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
@@ -30,6 +31,11 @@ from tilecore.loops import (
     VectorLoop,
 )
 from tilecore.rows import is_row_wise, lower_rows, put_of
+
+IN_PANELS = {  # types that a product reads panels of, by the type of the tile
+    DType.F32: (DType.F32,),
+    DType.I16: (DType.I16, DType.I8, DType.U8),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,15 +258,19 @@ def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Add
     if layout.kind == "rows":
         row, column = live_var("row", extents[0]), live_var("column", extents[1])
         load = addresses.unguarded(view, _source_index(copy, (row, column)))
-        return _affine_operand(load, row, column) if load else None
+        operand = _affine_operand(load, row, column) if load else None
+        aligned = buffer.dtype is DType.F32 or (operand is not None and operand.column == const(1))
+        return operand if aligned else None  # levels of integers are read two at a time
     depth = live_var("depth", extents[1 - layout.column])
     panel = live_var("panel", (extents[layout.column] + (PANEL - 1)) // PANEL)
     lane = live_var("lane", const(PANEL))
     position = panel * PANEL + lane
+    if isinstance(view.value, Op) and view.value.name == "cast" and buffer.dtype is DType.I16:
+        view = replace(view, value=view.value.args[0])  # the product widens bytes itself
     load = addresses.unguarded(
         view, _source_index(copy, (position, depth) if layout.column == 0 else (depth, position))
     )
-    if load is None:
+    if load is None or load.dtype not in IN_PANELS[buffer.dtype]:
         return None
     across, rest = split_affine(load.index[0], lane)
     if rest is None or across != const(1):
@@ -364,7 +374,11 @@ def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
 
 
 def _transposed_source(copy: Copy, buffer: Buffer, columns: Expr, depth: Expr, lowering: Lowering) -> Operand | None:
-    if not isinstance(copy.src.source, View) or copy.src.source.dtype is not buffer.dtype:
+    if (
+        not isinstance(copy.src.source, View)
+        or copy.src.source.dtype is not buffer.dtype
+        or buffer.dtype is not DType.F32
+    ):
         return None
     column = live_var("column", columns)
     level = live_var("depth", depth)

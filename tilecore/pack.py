@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, const, loads
+from tilecore.contract.expr import Const, Load, const, loads, substitute
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import ContractionSpec, Spec, Tensor, View
 
@@ -11,34 +10,39 @@ from tilecore.contract.spec import ContractionSpec, Spec, Tensor, View
 def pack_constants(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
     """(`spec` with its constant B read from panels, positions of the inputs that are panels now); unchanged otherwise.
 
-    B must be one load of a constant f32 matrix that no other program reads, in an order that uses every element once.
+    B must read one constant matrix, of any type, that no other program reads, in an order that uses every element once;
+    what it makes of the element (a zero point subtracted, a scale) stays as it is.
     """
     if not isinstance(spec, ContractionSpec):
         return spec, ()
-    value = spec.b.value
-    if not isinstance(value, Load) or not isinstance(value.source, Tensor) or not packable(spec.b):
+    load = packable(spec.b)
+    if load is None or not isinstance(load.source, Tensor):
         return spec, ()
-    tensor = value.source
+    tensor = load.source
     others = [spec.a.value, *(result.value for result in spec.outputs)]
-    if any(load.source == tensor for other in others for load in loads(other)):
+    if sum(load.source == tensor for load in loads(spec.b.value)) > 1 or any(
+        load.source == tensor for other in others for load in loads(other)
+    ):
         return spec, ()
     _, k, n = spec.b.axes
     depth, columns = spec.b.shape[1], spec.b.shape[2]
     panels = Tensor(tensor.name, tensor.dtype, ((columns + (PANEL - 1)) // PANEL, depth, const(PANEL)), True)
-    view = replace(spec.b, value=Load(panels, (n // PANEL, k, n % PANEL)))
+    view = replace(spec.b, value=substitute(spec.b.value, {load: Load(panels, (n // PANEL, k, n % PANEL))}))
     position = spec.inputs.index(tensor)
     inputs = (*spec.inputs[:position], panels, *spec.inputs[position + 1 :])
     return replace(spec, inputs=inputs, b=view), (position,)
 
 
-def packable(view: View) -> bool:
-    """Whether a B view is a constant f32 matrix that `contract.panel.pack` can hold."""
-    value = view.value
-    if not isinstance(value, Load) or not isinstance(value.source, Tensor):
-        return False
-    tensor, (_, k, n) = value.source, view.axes
-    fixed = all(isinstance(extent, Const) for extent in (*tensor.shape, view.shape[1], view.shape[2]))
-    if not (tensor.constant and tensor.dtype is DType.F32 and fixed and view.shape[0] == const(1)):
-        return False
-    used: list[Expr] = [position for position in value.index if position != const(0)]
-    return sorted(map(str, used)) == sorted((k.name, n.name))
+def packable(view: View) -> Load | None:
+    """The load in a B view of the one constant matrix that `contract.panel.pack` can hold; None without one."""
+    _, k, n = view.axes
+    fixed = all(isinstance(extent, Const) for extent in view.shape[1:]) and view.shape[0] == const(1)
+    whole = [
+        load
+        for load in loads(view.value)
+        if isinstance(load.source, Tensor)
+        and load.source.constant
+        and all(isinstance(dim, Const) for dim in load.source.shape)
+        and sorted(str(position) for position in load.index if position != const(0)) == sorted((k.name, n.name))
+    ]
+    return whole[0] if fixed and len(whole) == 1 else None

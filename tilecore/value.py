@@ -315,6 +315,7 @@ _NAMES = {
     DType.BF16: "T.bfloat16",
     DType.I64: "T.int64",
     DType.I32: "T.int32",
+    DType.I16: "T.int16",
     DType.I8: "T.int8",
     DType.U8: "T.uint8",
     DType.BOOL: "T.bool",

@@ -1,4 +1,4 @@
-/* FusedGolden_7e2015a63a9f: attention for x86-64-v3 */
+/* FusedGolden_8d5811cca305: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -16,25 +16,25 @@ static void product(const float* restrict a, int64_t lda, int64_t step, const fl
     const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL;
     int64_t p = 0;
     if (rows == 1) {
-        for (; p + 3 <= panels; p += 3) TILE_CALL(1x6, 0);
-        for (; p + 1 <= panels; p += 1) TILE_CALL(1x2, 0);
+        for (; p + 3 <= panels; p += 3) TILE_CALL(mma_1x6, 0);
+        for (; p + 1 <= panels; p += 1) TILE_CALL(mma_1x2, 0);
         return;
     }
     if (rows == 2) {
-        for (; p + 2 <= panels; p += 2) TILE_CALL(2x4, 0);
-        for (; p + 1 <= panels; p += 1) TILE_CALL(2x2, 0);
+        for (; p + 2 <= panels; p += 2) TILE_CALL(mma_2x4, 0);
+        for (; p + 1 <= panels; p += 1) TILE_CALL(mma_2x2, 0);
         return;
     }
     for (; p + 1 <= panels; p += 1) {
         for (int64_t i = 0, r; i < rows; i += r) {
             r = TILE_ROWS(rows - i, 6);
             switch (r) {
-            case 6: TILE_CALL(6x2, i); break;
-            case 5: TILE_CALL(5x2, i); break;
-            case 4: TILE_CALL(4x2, i); break;
-            case 3: TILE_CALL(3x2, i); break;
-            case 2: TILE_CALL(2x2, i); break;
-            case 1: TILE_CALL(1x2, i); break;
+            case 6: TILE_CALL(mma_6x2, i); break;
+            case 5: TILE_CALL(mma_5x2, i); break;
+            case 4: TILE_CALL(mma_4x2, i); break;
+            case 3: TILE_CALL(mma_3x2, i); break;
+            case 2: TILE_CALL(mma_2x2, i); break;
+            case 1: TILE_CALL(mma_1x2, i); break;
             default: break;
             }
         }
@@ -295,7 +295,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_7e2015a63a9f_x86_64_v3 = {
-    "FusedGolden_7e2015a63a9f", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_8d5811cca305_x86_64_v3 = {
+    "FusedGolden_8d5811cca305", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, scratch_size, work, run,
 };

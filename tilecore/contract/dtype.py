@@ -27,6 +27,7 @@ class DType(enum.Enum):
     BF16 = DTypeRow("bf16", 16, 2, np.dtype(ml_dtypes.bfloat16), "float")
     I64 = DTypeRow("i64", 7, 8, np.dtype(np.int64), "int")
     I32 = DTypeRow("i32", 6, 4, np.dtype(np.int32), "int")
+    I16 = DTypeRow("i16", 5, 2, np.dtype(np.int16), "int")
     I8 = DTypeRow("i8", 3, 1, np.dtype(np.int8), "int")
     U8 = DTypeRow("u8", 2, 1, np.dtype(np.uint8), "int")
     BOOL = DTypeRow("bool", 9, 1, np.dtype(np.bool_), "bool")

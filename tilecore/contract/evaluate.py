@@ -137,14 +137,16 @@ def _store(place: Place, value: Any, env: Mapping[Var, Any], run: Evaluator) -> 
     sizes = tuple(int(run(extent)) for extent in place.shape)
     shape = tuple(int(run(dim)) for dim in place.tensor.shape)
     dtype = run.numpy_type(place.dtype)
-    out = np.full(shape, np.nan if place.dtype.is_float else False if place.dtype is DType.BOOL else -1, dtype)
+    poison = np.nan if place.dtype.is_float else False if place.dtype is DType.BOOL else np.array(-1).astype(dtype)
+    out = np.full(shape, poison, dtype)
     index = tuple(np.broadcast_to(run(i, env), sizes) for i in place.index)
     out[index] = np.broadcast_to(value, sizes)
     return out
 
 
 def _contraction(spec: ContractionSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:
-    product = np.matmul(view_array(spec.a, run), view_array(spec.b, run))
+    kind = run.numpy_type(spec.acc.dtype)  # narrow integers are summed in the accumulator's type
+    product = np.matmul(view_array(spec.a, run).astype(kind), view_array(spec.b, run).astype(kind))
     return spec.outputs[0].place.axes, {spec.acc: product}
 
 

@@ -394,6 +394,7 @@ def from_polynomial(poly: Poly, dtype: DType = DType.I64) -> "Expr":
         term: Expr | None = None
         for atom in monomial:
             term = atom if term is None else Op("mul", (term, atom), dtype)
+        coefficient = int(np.asarray(coefficient).astype(dtype.row.numpy))  # arithmetic of narrow types wraps
         if term is None:
             term = Const(coefficient, dtype)
         elif coefficient != 1:

@@ -112,7 +112,11 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ContractionSpec:
-    """C[b,m,n] = Σ_k A[b,m,k] · B[b,k,n], then each of `outputs` over (b, m, n) and the f32 placeholder `acc`."""
+    """C[b,m,n] = Σ_k A[b,m,k] · B[b,k,n], then each of `outputs` over (b, m, n) and the placeholder `acc`.
+
+    Floats are summed in an f32 `acc`. Integer operands are i16 views (a byte less its zero point fits) and are summed
+    in an i32 `acc`, exactly modulo 2^32.
+    """
 
     inputs: tuple[Tensor, ...]
     a: View

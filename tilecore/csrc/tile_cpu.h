@@ -30,6 +30,8 @@ typedef double f64v __attribute__((vector_size(8 * TILE_LANES)));
 typedef int32_t i32v __attribute__((vector_size(4 * TILE_LANES)));
 typedef int64_t i64v __attribute__((vector_size(8 * TILE_LANES)));
 typedef int8_t i8v __attribute__((vector_size(TILE_LANES)));
+typedef uint8_t u8v __attribute__((vector_size(TILE_LANES)));
+typedef int16_t i16v __attribute__((vector_size(2 * TILE_LANES)));
 
 /* ---- splat, iota and masks */
 TILE_INLINE f32v splat_f32(float x) { return x - (f32v){0}; }
@@ -111,6 +113,33 @@ TILE_INLINE void store_i32(int32_t* p, i32v v) { memcpy(p, &v, sizeof v); }
 TILE_INLINE void store_i64(int64_t* p, i64v v) { memcpy(p, &v, sizeof v); }
 TILE_INLINE void store_bool(uint8_t* p, i32v v) { TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) p[i] = (uint8_t)(v[i] & 1); }
 
+/* Narrow integers are i32 in registers; `narrow` wraps a value to the type's range, as its arithmetic does. */
+#define TILE_NARROW(name, element, packed, widen)                                                            \
+    TILE_INLINE i32v load_##name(const element* p) { packed v; memcpy(&v, p, sizeof v); return widen(v); }   \
+    TILE_INLINE void store_##name(element* p, i32v v) {                                                      \
+        packed n = __builtin_convertvector(v, packed);                                                       \
+        memcpy(p, &n, sizeof n);                                                                             \
+    }
+#if defined(__AVX512F__)
+#define TILE_WIDEN_I8(v) (i32v)_mm512_cvtepi8_epi32((__m128i)(v))
+#define TILE_WIDEN_U8(v) (i32v)_mm512_cvtepu8_epi32((__m128i)(v))
+#define TILE_WIDEN_I16(v) (i32v)_mm512_cvtepi16_epi32((__m256i)(v))
+#elif defined(__AVX2__)
+#define TILE_WIDEN_I8(v) (i32v)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)&(v)))
+#define TILE_WIDEN_U8(v) (i32v)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)&(v)))
+#define TILE_WIDEN_I16(v) (i32v)_mm256_cvtepi16_epi32((__m128i)(v))
+#else
+#define TILE_WIDEN_I8(v) __builtin_convertvector(v, i32v)
+#define TILE_WIDEN_U8(v) __builtin_convertvector(v, i32v)
+#define TILE_WIDEN_I16(v) __builtin_convertvector(v, i32v)
+#endif
+TILE_NARROW(i8, int8_t, i8v, TILE_WIDEN_I8)
+TILE_NARROW(u8, uint8_t, u8v, TILE_WIDEN_U8)
+TILE_NARROW(i16, int16_t, i16v, TILE_WIDEN_I16)
+TILE_INLINE i32v narrow_i8(i32v v) { return v << 24 >> 24; }
+TILE_INLINE i32v narrow_u8(i32v v) { return v & 255; }
+TILE_INLINE i32v narrow_i16(i32v v) { return v << 16 >> 16; }
+
 #define TILE_MASKED(name, vector, element, read, write)                                                     \
     TILE_INLINE vector load_masked_##name(const element* p, i32v m) {                                       \
         vector v = {0};                                                                                     \
@@ -127,6 +156,9 @@ TILE_MASKED(f64, f64v, double, TILE_AS_IS, TILE_AS_IS)
 TILE_MASKED(i32, i32v, int32_t, TILE_AS_IS, TILE_AS_IS)
 TILE_MASKED(i64, i64v, int64_t, TILE_AS_IS, TILE_AS_IS)
 TILE_MASKED(bool, i32v, uint8_t, TILE_TO_MASK, TILE_TO_BIT)
+TILE_MASKED(i8, i32v, int8_t, TILE_AS_IS, TILE_AS_IS)
+TILE_MASKED(u8, i32v, uint8_t, TILE_AS_IS, TILE_AS_IS)
+TILE_MASKED(i16, i32v, int16_t, TILE_AS_IS, TILE_AS_IS)
 
 /* ---- access at one offset per lane, under a mask */
 #define TILE_GATHER(name, vector, element, read, write)                                                     \
@@ -143,6 +175,9 @@ TILE_GATHER(f64, f64v, double, TILE_AS_IS, TILE_AS_IS)
 TILE_GATHER(i32, i32v, int32_t, TILE_AS_IS, TILE_AS_IS)
 TILE_GATHER(i64, i64v, int64_t, TILE_AS_IS, TILE_AS_IS)
 TILE_GATHER(bool, i32v, uint8_t, TILE_TO_MASK, TILE_TO_BIT)
+TILE_GATHER(i8, i32v, int8_t, TILE_AS_IS, TILE_AS_IS)
+TILE_GATHER(u8, i32v, uint8_t, TILE_AS_IS, TILE_AS_IS)
+TILE_GATHER(i16, i32v, int16_t, TILE_AS_IS, TILE_AS_IS)
 
 /* ---- math, f32. Errors are at most about 2 units in the last place; NaN goes through, overflow and underflow are IEEE's. */
 TILE_INLINE f32v max_f32(f32v a, f32v b) { return select_f32(b != b, b, max_raw(b, a)); } /* NaN if either is NaN */
@@ -359,10 +394,87 @@ TILE_LANE_FOLD(min_lanes, min_f32)
             store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                       \
     }
 
+/* ---- the register tile of integers: levels in 16 bits, sums in 32, exact modulo 2^32. Two rows of b at a time:
+ * `pairs` holds (b[k][j], b[k + 1][j]) for TILE_LANES columns j, and meets a pair of a, low half first. */
+#if defined(__AVX512BW__)
+typedef __m512i pairs;
+TILE_INLINE __m256i weave_bytes(const void* even, const void* odd) {
+    __m128i x = _mm_loadu_si128((const __m128i*)even), y = _mm_loadu_si128((const __m128i*)odd);
+    return _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
+}
+TILE_INLINE pairs pairs_i8(const int8_t* even, const int8_t* odd) { return _mm512_cvtepi8_epi16(weave_bytes(even, odd)); }
+TILE_INLINE pairs pairs_u8(const uint8_t* even, const uint8_t* odd) { return _mm512_cvtepu8_epi16(weave_bytes(even, odd)); }
+TILE_INLINE pairs pairs_i16(const int16_t* even, const int16_t* odd) {
+    __m256i x = _mm256_loadu_si256((const __m256i*)even), y = _mm256_loadu_si256((const __m256i*)odd);
+    __m256i low = _mm256_unpacklo_epi16(x, y), high = _mm256_unpackhi_epi16(x, y);
+    return _mm512_inserti64x4(
+        _mm512_castsi256_si512(_mm256_permute2x128_si256(low, high, 0x20)), _mm256_permute2x128_si256(low, high, 0x31), 1
+    );
+}
+TILE_INLINE i32v dot_pairs(i32v acc, int32_t a, pairs b) {
+    return acc + (i32v)_mm512_madd_epi16(_mm512_set1_epi32(a), b);
+}
+#elif defined(__AVX2__)
+typedef __m256i pairs;
+TILE_INLINE __m128i weave_bytes(const void* even, const void* odd) {
+    return _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i*)even), _mm_loadl_epi64((const __m128i*)odd));
+}
+TILE_INLINE pairs pairs_i8(const int8_t* even, const int8_t* odd) { return _mm256_cvtepi8_epi16(weave_bytes(even, odd)); }
+TILE_INLINE pairs pairs_u8(const uint8_t* even, const uint8_t* odd) { return _mm256_cvtepu8_epi16(weave_bytes(even, odd)); }
+TILE_INLINE pairs pairs_i16(const int16_t* even, const int16_t* odd) {
+    __m128i x = _mm_loadu_si128((const __m128i*)even), y = _mm_loadu_si128((const __m128i*)odd);
+    return _mm256_set_m128i(_mm_unpackhi_epi16(x, y), _mm_unpacklo_epi16(x, y));
+}
+TILE_INLINE i32v dot_pairs(i32v acc, int32_t a, pairs b) {
+    return acc + (i32v)_mm256_madd_epi16(_mm256_set1_epi32(a), b);
+}
+#else
+typedef struct pairs { i32v even, odd; } pairs;
+#define TILE_PAIRS(name, element)                                                      \
+    TILE_INLINE pairs pairs_##name(const element* even, const element* odd) {          \
+        return (pairs){load_##name(even), load_##name(odd)};                           \
+    }
+TILE_PAIRS(i8, int8_t)
+TILE_PAIRS(u8, uint8_t)
+TILE_PAIRS(i16, int16_t)
+TILE_INLINE i32v dot_pairs(i32v acc, int32_t a, pairs b) {
+    return acc + splat_i32((int16_t)(a & 0xffff)) * b.even + splat_i32(a >> 16) * b.odd;
+}
+#endif
+TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, sizeof both); return both; }
+#define TILE_DOT_STEP(MR, NV, NAME, ELEMENT, PAIR, NEXT)                                                              \
+    do {                                                                                                              \
+        pairs bv[NV];                                                                                                 \
+        TILE_UNROLL for (int j = 0; j < NV; j++) {                                                                    \
+            const ELEMENT* row =                                                                                      \
+                b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL;               \
+            bv[j] = pairs_##NAME(row, row + (NEXT));                                                                  \
+        }                                                                                                             \
+        TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                    \
+            const int32_t av = PAIR(a + i * lda + k);                                                                 \
+            TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] = dot_pairs(acc[i][j], av, bv[j]);                     \
+        }                                                                                                             \
+    } while (0)
+#define TILE_LOW_HALF(at) (*(at) & 0xffff)
+#define TILE_DOT(MR, NV, NAME, ELEMENT)                                                                               \
+    static __attribute__((noinline)) void dot_##NAME##_##MR##x##NV(                                                   \
+        const int16_t* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,               \
+        int32_t* restrict c, int64_t ldc, int64_t depth, int clear) {                                                 \
+        (void)step; /* 1: pairs of a lie side by side */                                                              \
+        i32v acc[MR][NV];                                                                                             \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                 \
+            clear ? (i32v){0} : load_i32(c + i * ldc + j * TILE_LANES);                                               \
+        int64_t k = 0;                                                                                                \
+        for (; k + 2 <= depth; k += 2) TILE_DOT_STEP(MR, NV, NAME, ELEMENT, pair_at, TILE_PANEL);                     \
+        if (k < depth) TILE_DOT_STEP(MR, NV, NAME, ELEMENT, TILE_LOW_HALF, 0); /* the last level of an odd depth */   \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                             \
+            store_i32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                       \
+    }
+
 /* How many of the rows that are left the next tile takes: all full tiles, but the last two even. */
 #define TILE_ROWS(left, full) ((left) >= 2 * (full) || (left) == (full) ? (full) : (left) > (full) ? ((left) + 1) / 2 : (left))
 #define TILE_CALL(shape, row) \
-    mma_##shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear)
+    shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear)
 
 /* ---- packing: panels[p][k][lane] = source[(p * PANEL + lane) * row + k]; lanes past `columns` get 0 */
 #if defined(__AVX2__)

@@ -1,0 +1,118 @@
+"""Contractions of bytes, compiled: the sums are those of exact integer arithmetic, to the last bit.
+
+The oracle is numpy in 64-bit integers, so that it shares nothing with the compiler's own idea of a contraction.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tile_specs import axis, tensor
+
+from tilecore.call import load_kernel
+from tilecore.compile import compile_spec
+from tilecore.contract.dtype import DType
+from tilecore.contract.evaluate import evaluate
+from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, unary
+from tilecore.contract.panel import pack
+from tilecore.contract.spec import ContractionSpec, Place, Result, Tensor, View
+from tilecore.infer import InferenceError
+from tilecore.profile import detect_profile
+from tilecore.toolchain import Toolchain, find_toolchain
+
+pytestmark = pytest.mark.cpu
+PROFILE = detect_profile()
+BYTES = {"i8": DType.I8, "u8": DType.U8}
+
+
+@pytest.fixture(scope="module")
+def toolchain(object_cache: Path) -> Toolchain:
+    return find_toolchain(object_cache)
+
+
+def level(value: Expr, zero: Expr | None) -> Expr:
+    """A byte less its zero point, which 16 bits hold."""
+    wide = cast(value, DType.I16)
+    return wide if zero is None else wide - cast(zero, DType.I16)
+
+
+def integer_spec(kinds: tuple[str, str], depth: int, columns: int, *, zeros: bool, constant: bool) -> ContractionSpec:
+    """sums[m, n] = Σ_k (a[m, k] − za) · (b[k, n] − zb[n]), also requantised to a byte with a scale of 1/64."""
+    rows = Sym("M")
+    a = tensor("a", rows, depth, dtype=BYTES[kinds[0]])
+    b = Tensor("b", BYTES[kinds[1]], (const(depth), const(columns)), constant)
+    za, zb = tensor("za", 1, dtype=BYTES[kinds[0]]), tensor("zb", columns, dtype=BYTES[kinds[1]])
+    g, m, k, n = axis("g", 1), axis("m", rows), axis("k", depth), axis("n", columns)
+    acc = Var("acc", DType.I32)
+    scaled = binary("add", unary("round", cast(acc, DType.F32) * (1 / 64)), 3.0)
+    byte = cast(binary("max", binary("min", scaled, 255.0), 0.0), DType.U8)
+    outputs = (
+        Result(Place(tensor("sums", rows, columns, dtype=DType.I32), (g, m, n), (m, n)), acc),
+        Result(Place(tensor("bytes", rows, columns, dtype=DType.U8), (g, m, n), (m, n)), byte),
+    )
+    return ContractionSpec(
+        (a, b, za, zb) if zeros else (a, b),
+        View("a", (g, m, k), level(Load(a, (m, k)), Load(za, (const(0),)) if zeros else None)),
+        View("b", (g, k, n), level(Load(b, (k, n)), Load(zb, (n,)) if zeros else None)),
+        acc,
+        outputs,
+    )
+
+
+def extremes(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """Bytes of which many are the smallest and largest there are: sums of pairs then pass 16 bits."""
+    info = np.iinfo(BYTES[kind].row.numpy)
+    values = rng.integers(info.min, info.max + 1, shape)
+    picked = rng.random(shape)
+    values = np.where(picked < 0.3, info.min, np.where(picked > 0.7, info.max, values))
+    return values.astype(BYTES[kind].row.numpy)
+
+
+@pytest.mark.parametrize("kinds", [("u8", "i8"), ("i8", "i8"), ("u8", "u8"), ("i8", "u8")])
+@pytest.mark.parametrize(
+    ("zeros", "constant", "depth", "columns"),
+    [(False, True, 37, 50), (True, True, 64, 40), (False, False, 21, 16), (True, False, 1, 35)],
+)
+def test_sums_of_bytes_are_exact(
+    kinds: tuple[str, str], zeros: bool, constant: bool, depth: int, columns: int, toolchain: Toolchain
+) -> None:
+    spec = integer_spec(kinds, depth, columns, zeros=zeros, constant=constant)
+    config = {"block_m": 7, "block_n": 32, "block_k": min(depth, 23)}
+    kernel = compile_spec(spec, label="Test", profile=PROFILE, targets=(PROFILE.target,), config=config)
+    compiled = load_kernel(kernel, PROFILE.target, toolchain)
+    rng = np.random.default_rng(depth)
+    for rows in (1, 2, 15):
+        arrays = {
+            "a": extremes(rng, (rows, depth), kinds[0]),
+            "b": extremes(rng, (depth, columns), kinds[1]),
+            "za": extremes(rng, (1,), kinds[0]),
+            "zb": extremes(rng, (columns,), kinds[1]),
+        }
+        left = arrays["a"].astype(np.int64) - (arrays["za"].astype(np.int64) if zeros else 0)
+        right = arrays["b"].astype(np.int64) - (arrays["zb"].astype(np.int64) if zeros else 0)
+        given = [arrays[t.name] for t in spec.inputs]
+        if constant:
+            assert kernel.packed == (1,)
+            given[1] = pack(arrays["b"])
+        sums, bytes_ = compiled(*given)
+        np.testing.assert_array_equal(sums, left @ right)
+        expected = np.clip(np.rint((left @ right).astype(np.float32) * np.float32(1 / 64)) + 3, 0, 255)
+        np.testing.assert_array_equal(bytes_, expected.astype(np.uint8))
+        wanted = evaluate(spec, {t.name: arrays[t.name] for t in spec.inputs})
+        np.testing.assert_array_equal(sums, wanted["sums"])
+
+
+def test_bytes_themselves_are_no_operands() -> None:
+    spec = integer_spec(("i8", "i8"), 8, 16, zeros=False, constant=False)
+    a, b = spec.inputs
+    g, m, k = spec.a.axes
+    n = spec.b.axes[2]
+    raw = ContractionSpec(
+        spec.inputs,
+        View("a", (g, m, k), Load(a, (m, k))),
+        View("b", (g, k, n), Load(b, (k, n))),
+        spec.acc,
+        spec.outputs,
+    )
+    with pytest.raises(InferenceError, match="i16 · i16 → i32"):
+        compile_spec(raw, label="Test", profile=PROFILE, targets=(PROFILE.target,))
