@@ -209,8 +209,9 @@ class _Kernel(Expressions):
         a, b, c = mma.a, mma.b, mma.c
         self.line(
             f"{kind_of(mma).function}({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, "
-            f"{operand(b)}, {self.scalar(b.row)}, {operand(c)}, {self.scalar(c.row)}, {self.scalar(mma.rows)}, {self.scalar(mma.columns)}, "
-            f"{self.scalar(mma.depth)}, {int(mma.clear)});{_where(mma.span)}"
+            f"{operand(b)}, {self.scalar(b.row)}, {operand(c)}, {self.scalar(c.row)}, "
+            f"{self.scalar(mma.rows)}, {self.scalar(mma.columns)}, {self.scalar(mma.depth)}, {int(mma.clear)});"
+            f"{_where(mma.span)}"
         )
 
     def _pack_transposed(self, pack: PackTransposed) -> None:

@@ -16,10 +16,10 @@ from tilecore.graph import split_affine
 from tilecore.loops import Memory
 
 NARROW = {DType.I16: "int16_t", DType.I8: "int8_t", DType.U8: "uint8_t"}  # held as i32 in registers
-SCALAR = {DType.F32: "float", DType.F64: "double", DType.I64: "int64_t", DType.I32: "int32_t", DType.BOOL: "int32_t"}
-SCALAR |= dict.fromkeys(NARROW, "int32_t")
-VECTOR = {DType.F32: "f32v", DType.F64: "f64v", DType.I64: "i64v", DType.I32: "i32v", DType.BOOL: "i32v"}
-VECTOR |= dict.fromkeys(NARROW, "i32v")
+SCALAR = {DType.F32: "float", DType.F64: "double", DType.I64: "int64_t",
+          **dict.fromkeys((DType.I32, DType.BOOL, *NARROW), "int32_t")}  # fmt: skip
+VECTOR = {DType.F32: "f32v", DType.F64: "f64v", DType.I64: "i64v",
+          **dict.fromkeys((DType.I32, DType.BOOL, *NARROW), "i32v")}  # fmt: skip
 ELEMENT = {**SCALAR, DType.BOOL: "uint8_t", **NARROW}
 WRAPPING = {"add", "sub", "mul", "neg", "abs", "pow", "floordiv"}  # may leave the range of a narrow integer
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
