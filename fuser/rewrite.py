@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from fuser.body import DOMAIN, RewriteError, function_of
+from fuser.expand.apply import own_names
 from fuser.graph import captured
 from fuser.packing import Packing, packing
 from fuser.region import Region
@@ -111,7 +112,7 @@ class _Surgery:
         outputs = [self._output(value) for value in region.outputs]
         node = ir.Node(DOMAIN, op_type, inputs, outputs=outputs, name=self._name(region))
         node.metadata_props["tilefuse.label"] = region.label
-        node.metadata_props["tilefuse.nodes"] = ", ".join(part.name or part.op_type for part in region.nodes)
+        node.metadata_props["tilefuse.nodes"] = ", ".join(own_names(region.nodes))
         graph.insert_after(last, node)
         for old, new in zip(region.outputs, outputs, strict=True):
             name = old.name

@@ -24,15 +24,6 @@ from fuser.softmax import sites_of
 
 LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing that no finder knows: kind and reason
     **{
-        (domain, name): ("attention", f"{name} is one operator already and has no translation yet")
-        for domain, name in (
-            ("", "Attention"),
-            ("com.microsoft", "Attention"),
-            ("com.microsoft", "MultiHeadAttention"),
-            ("com.microsoft", "GroupQueryAttention"),
-        )
-    },
-    **{
         (domain, name): ("contraction", f"{name} multiplies integers; only floating-point contractions are fused")
         for domain, name in (
             ("", "MatMulInteger"),
@@ -43,7 +34,7 @@ LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing
     },
     **{
         ("", name): ("row", f"{name} has no translation into a row program")
-        for name in ("InstanceNormalization", "GroupNormalization", "CumSum", "ArgMax", "ArgMin", "TopK", "Hardmax")
+        for name in ("InstanceNormalization", "CumSum", "ArgMax", "ArgMin", "TopK", "Hardmax")
     },
     **{
         ("", name): (

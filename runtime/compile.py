@@ -1,6 +1,6 @@
 """The whole path, one call per arrow: model file → regions → kernels → fused model and its library.
 
-    load ─ infer ─ scan ─ compile_spec (per distinct region) ─ rewrite ─ link ─ verify ─ save
+    load ─ find (expand ─ infer ─ scan) ─ compile_spec (per distinct region) ─ rewrite ─ link ─ verify ─ save
 
 Output files appear whole or not at all: everything is built and checked under temporary names first.
 """
@@ -17,12 +17,12 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from fuser.expand.apply import own_names
+from fuser.find import find
 from fuser.load import LoadError, load
 from fuser.region import Miss, Region
 from fuser.rewrite import Replacement, rewrite
 from fuser.save import save
-from fuser.scan import scan
-from fuser.shapes import infer
 from runtime import native
 from runtime.inputs import InputError
 from runtime.options import Options
@@ -98,10 +98,9 @@ def _fuse(path: Path, options: Options, progress: Progress) -> Fused:
     progress("reading the model")
     model = load(path)
     nodes = sum(1 for _ in model.graph.all_nodes())
-    progress("inferring shapes")
-    shapes = infer(model)
     progress("finding regions")
-    regions, misses = scan(model, shapes)
+    found = find(model)
+    model, regions, misses = found.model, found.regions, found.misses
     _dump_scan(model, regions, misses, _dump(options))
     profile, targets = detect_profile(), _targets(options)
     pairs: list[tuple[Region, Kernel]] = []
@@ -240,7 +239,7 @@ def _report(
         RegionReport(
             region.kind,
             region.label,
-            tuple(node.name or node.op_type for node in region.nodes),
+            own_names(region.nodes),
             tuple(value.name or "" for value in region.inputs),
             tuple(value.name or "" for value in region.outputs),
             op,

@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from fuser.find import find
 from fuser.load import load
 from fuser.region import Miss, Region
-from fuser.scan import scan
-from fuser.shapes import Shapes, infer
+from fuser.shapes import Shapes
 from runtime.oracle import evaluate as evaluate_graph
 from tilecore.contract.evaluate import evaluate
 
@@ -40,9 +40,8 @@ def scanned(model: onnx.ModelProto, folder: Path) -> Scanned:
     """The model, saved, loaded and scanned as `optimize` does it."""
     path = folder / "model.onnx"
     onnx.save(model, path)
-    loaded = load(path)
-    shapes = infer(loaded)
-    return Scanned(loaded, shapes, *scan(loaded, shapes))
+    found = find(load(path))
+    return Scanned(found.model, found.shapes, found.regions, found.misses)
 
 
 def check_regions(found: Scanned, feeds: Feeds, *, tolerance: float = 1e-6) -> None:

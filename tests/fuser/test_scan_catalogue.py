@@ -13,7 +13,7 @@ from models.traps import TRAPS
 NOT_FUSED: dict[str, tuple[str, ...]] = {
     "shown_weights": ("needed elsewhere too",),
     "linear_attention": (),  # has no softmax
-    "operator": ("one operator already",),
+    "operator": ("is left whole",),
 }
 
 

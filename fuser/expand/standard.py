@@ -1,0 +1,129 @@
+"""Definitions that the ONNX standard itself gives: the function body of an operator's schema.
+
+Comes in: a node of a standard domain. Goes out: its function, with attributes bound. Only operators that nothing else
+in the fuser knows are looked up here; see `FORMS`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import onnx
+import onnx_ir as ir
+
+from fuser.expand.writer import DOMAIN, Form, FormError
+
+FORMS = frozenset(
+    {
+        ("", "Attention"),
+        ("", "GroupNormalization"),
+        ("", "RotaryEmbedding"),
+        ("", "SwiGLU"),
+        ("", "Swish"),
+        ("ai.onnx.preview", "FlexAttention"),
+    }
+)
+
+
+class Schema(Protocol):
+    """What is used of `onnx.defs.OpSchema`, whose type stub leaves function bodies out."""
+
+    attributes: Mapping[str, Any]
+    has_function: bool
+    function_opset_versions: Sequence[int]
+    has_context_dependent_function: bool
+    context_dependent_function_opset_versions: Sequence[int]
+
+    def get_function_with_opset_version(self, version: int, /) -> bytes:
+        """The body, a serialised FunctionProto."""
+        ...
+
+    def get_context_dependent_function_with_opset_version(
+        self, version: int, node: bytes, types: Sequence[bytes], /
+    ) -> bytes:
+        """The body for one node and the types of its inputs."""
+        ...
+
+
+def define(form: Form, key: str) -> ir.Function:
+    """The schema's function body for this node. FormError when the standard has none for the model's opset."""
+    node = form.node
+    version = form.version
+    schema = cast("Schema", onnx.defs.get_schema(node.op_type, version, node.domain))
+    text = _body(schema, form, version)
+    proto = onnx.FunctionProto.FromString(text)
+    _check_operators(proto, form.opset)
+    proto.domain, proto.name = DOMAIN, key
+    _keep_outputs(proto, form)
+    del proto.opset_import[:]
+    proto.opset_import.append(onnx.helper.make_opsetid("", form.opset))
+    for number, inner in enumerate(proto.node):
+        inner.name = f"{form.name}/{inner.op_type}_{number}"
+    _prefix_values(proto, f"{form.name}/")
+    return ir.from_proto(proto)
+
+
+def bound_attributes(node: ir.Node, version: int) -> list[ir.Attr]:
+    """The attributes that a body refers to: those of the node, and the schema's defaults for the others."""
+    schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    found = [a for a in node.attributes.values() if a.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)]
+    names = {attr.name for attr in node.attributes.values()}
+    defaults = [
+        ir.from_proto(attr.default_value)
+        for name, attr in schema.attributes.items()
+        if name not in names and attr.default_value.name
+    ]
+    return [*found, *defaults]
+
+
+def _body(schema: Schema, form: Form, version: int) -> bytes:
+    if schema.has_function:
+        return schema.get_function_with_opset_version(max(schema.function_opset_versions))
+    if not schema.has_context_dependent_function:
+        raise FormError(f"ONNX defines {form.node.op_type} of opset {version} in words only")
+    proto = ir.to_proto(form.node)
+    names = {attr.name for attr in proto.attribute}
+    for name, attr in schema.attributes.items():
+        if name not in names and attr.default_value.name:
+            proto.attribute.append(attr.default_value)
+    types = [_type(form, position).SerializeToString() for position in range(len(form.node.inputs))]
+    newest = max(schema.context_dependent_function_opset_versions)
+    try:
+        return schema.get_context_dependent_function_with_opset_version(newest, proto.SerializeToString(), types)
+    except (RuntimeError, ValueError) as error:
+        raise FormError(f"ONNX gives no definition for this use: {str(error).splitlines()[0]}") from error
+
+
+def _type(form: Form, position: int) -> onnx.TypeProto:
+    if not form.has(position):
+        return onnx.TypeProto()
+    sizes = [str(dim) if not hasattr(dim, "value") else int(str(dim)) for dim in form.shape(position)]
+    return onnx.helper.make_tensor_type_proto(int(form.dtype(position)), sizes)
+
+
+def _keep_outputs(proto: onnx.FunctionProto, form: Form) -> None:
+    kept = [name for position, name in enumerate(proto.output) if form.gives(position)]
+    del proto.output[:]
+    proto.output.extend(kept)
+    del proto.input[len(form.node.inputs) :]
+
+
+def _prefix_values(proto: onnx.FunctionProto, prefix: str) -> None:
+    """Names of inner values that say where they come from."""
+    inputs = set(proto.input)
+    outputs = [f"{prefix}{name}" for name in proto.output]
+    del proto.output[:]
+    proto.output.extend(outputs)
+    for node in proto.node:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                if name and name not in inputs:
+                    names[index] = f"{prefix}{name}"
+
+
+def _check_operators(proto: onnx.FunctionProto, opset: int) -> None:
+    """The body's operators take the same attributes and inputs at the model's opset as where the body was written."""
+    written = next((entry.version for entry in proto.opset_import if not entry.domain), opset)
+    for name in {node.op_type for node in proto.node}:
+        then, now = (onnx.defs.get_schema(name, version, "") for version in (written, opset))
+        if set(then.attributes) - set(now.attributes) or len(then.inputs) > len(now.inputs):
+            raise FormError(f"its definition is written for opset {written} and uses {name} as it was then")
