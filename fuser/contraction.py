@@ -1,26 +1,74 @@
-"""Makes a region of a contraction: its operands' layouts as views, what follows it as its epilogue.
+"""Makes a region of contractions: their operands' layouts as views, what follows them as their epilogue.
 
-Comes in: a `Dot` that no attention took. Goes out: a draft. The axes that only the left operand has become rows, those
-that only the right has become columns, the others batch; a constant operand is always put on the right.
+Comes in: `Factors` of one `Dot` that no attention took, or of several that multiply the same left operand. Goes out: a
+draft. The axes that only the left operand has become rows, those that only the right has become columns, the others
+batch; a constant operand is always put on the right.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fuser.cuts import Cuts
+from fuser.cuts import Cuts, data_inputs
 from fuser.dots import Dot, axes_of
 from fuser.element import Index, LiftError, flatten, shape_of, unflatten
 from fuser.growth import Growth, grow
+from fuser.lift import is_view
 from fuser.lower import Draft, result
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Var, const, substitute, variables
-from tilecore.contract.spec import ContractionSpec, Tensor, View
+from tilecore.contract.expr import Expr, Load, Var, const, loads, substitute, variables
+from tilecore.contract.spec import ContractionSpec, Product, Tensor, View
 
 ACC = Var("acc", DType.F32)
 KIND = "contraction"
+SIBLINGS = 3  # contractions of one left operand in one region
 
 
-def draft_of(dot: Dot, cuts: Cuts) -> Draft:
-    """The region around `dot`. LiftError when its operands cannot be written as views."""
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """One contraction as a product of views: `where` its element (b, m, n) stands in the node's output."""
+
+    dot: Dot
+    a: View
+    b: View
+    where: Index
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the right operand is a plain matrix of weights."""
+        value = self.b.value
+        return isinstance(value, Load) and isinstance(value.source, Tensor) and value.source.constant
+
+
+def origin_of(dot: Dot, cuts: Cuts) -> ir.Value:
+    """The value that the left operand is a change of layout of: siblings have the same one."""
+    value = dot.right if _constant(dot.left) and not _constant(dot.right) else dot.left
+    while (node := value.producer()) is not None and is_view(node) and len(data_inputs(node)) == 1:
+        value = data_inputs(node)[0]
+    return value
+
+
+def siblings_of(dot: Dot, others: Sequence[Dot], cuts: Cuts) -> list[Factors]:
+    """`dot` and those of `others` that multiply the same view by other weights of as many columns."""
+    try:
+        first = factors_of(dot, cuts)
+    except LiftError:  # the attempt to fuse it alone will say so
+        return []
+    found = [first] if first.weighs else []
+    for other in others if found else ():
+        try:
+            factors = factors_of(other, cuts)
+        except LiftError:
+            continue
+        known = [load.source for part in found for load in loads(part.b.value)]
+        if factors.weighs and factors.a == first.a and factors.b.axes == first.b.axes:
+            found += [factors] if loads(factors.b.value)[0].source not in known else []
+    return found
+
+
+def factors_of(dot: Dot, cuts: Cuts) -> Factors:
+    """The operands of `dot` as views. LiftError when they cannot be written as such."""
     o = axes_of(shape_of(dot.out, cuts.shapes), "o")
     inner = Var("k", extent=dot.depth)
     left_index, right_index = dot.locate(o, inner)
@@ -30,21 +78,41 @@ def draft_of(dot: Dot, cuts: Cuts) -> Draft:
     b, m, n, renamed = split_axes(o, left[1], right[1])
     reader = cuts.reader("view")
     views = [substitute(reader.at(*side), renamed) for side in (left, right)]
-    a_view = View("a", (b, m, inner), views[0])
-    b_view = View("b", (b, inner, n), views[1])
     where = tuple(substitute(index, renamed) for index in o)
-    value = dot.finish(ACC, where, cuts.reader("side").at)
-    growth = Growth(cuts, {dot.out: where}, {dot.out: value}, [dot.node])
-    growth.check_sources(value)
+    return Factors(dot, View("a", (b, m, inner), views[0]), View("b", (b, inner, n), views[1]), where)
+
+
+def draft_alone(dot: Dot, cuts: Cuts) -> Draft:
+    """The region around one contraction. LiftError when there is none."""
+    return draft_of([factors_of(dot, cuts)], cuts)
+
+
+def draft_of(parts: Sequence[Factors], cuts: Cuts) -> Draft:
+    """The region around contractions of one left operand. LiftError when there is none."""
+    accs = [Var(f"acc{number or ''}", DType.F32) for number in range(len(parts))]
+    reader = cuts.reader("side")
+    values = [part.dot.finish(acc, part.where, reader.at) for part, acc in zip(parts, accs, strict=True)]
+    outs = [part.dot.out for part in parts]
+    where = {out: part.where for out, part in zip(outs, parts, strict=True)}
+    growth = Growth(cuts, where, dict(zip(outs, values, strict=True)), [part.dot.node for part in parts])
+    for part, value in zip(parts, values, strict=True):
+        growth.check_sources(value)
+        growth.check_sources(part.b.value)
+    growth.check_sources(parts[0].a.value)
     extent = grow(growth)
     if not extent.results:
         raise LiftError("nothing reads the result")
+    b, m, inner = parts[0].a.axes
+    n = parts[0].b.axes[2]
     results = tuple(result(cuts, out, (b, m, n), growth.where[out], growth.value[out]) for out in extent.results)
+    products = [Product(part.b, acc) for part, acc in zip(parts, accs, strict=True)]
 
     def spec(inputs: tuple[Tensor, ...]) -> ContractionSpec:
-        return ContractionSpec(inputs, a_view, b_view, ACC, results)
+        first, *siblings = products
+        return ContractionSpec(inputs, parts[0].a, first.b, first.acc, results, siblings=tuple(siblings))
 
-    programs = (*views, *(r.value for r in results), *(i for r in results for i in r.place.index), b, m, n, inner)
+    programs = (parts[0].a.value, *(part.b.value for part in parts), *(r.value for r in results),
+                *(i for r in results for i in r.place.index), b, m, n, inner)  # fmt: skip
     label = " + ".join(node.op_type for node in extent.nodes)
     return Draft(KIND, label, frozenset(extent.nodes), extent.results, programs, spec)
 

@@ -98,18 +98,56 @@ class Remains:
             stack.extend(source for source in node.inputs if source is not None)
         return False
 
+    def waits(self, region: Region) -> bool:
+        """Whether an input of a region, which was not taken yet, depends on it. Other regions count as one node."""
+        inside = set(region.nodes)
+        low = min(self.position[node] for node in inside)
+        seen: set[ir.Value] = set()
+        stack = list(region.inputs)
+        while stack:
+            value = stack.pop()
+            node = value.producer()
+            if value in seen or node is None:
+                continue
+            seen.add(value)
+            maker = self.makers.get(value)
+            last = node if maker is None else maker.nodes[-1]
+            if maker is None and node in inside:
+                return True
+            if self.position.get(last, -1) >= low:
+                needed = node.inputs if maker is None else maker.inputs
+                stack.extend(source for source in needed if source is not None)
+        return False
+
     def circular(self, regions: Sequence[Region]) -> list[Region]:
         """The regions on a cycle, or between cycles, of the graph in which every region is one node."""
         makers = {value: region for region in regions for value in region.outputs}
-        done: set[User] = set()
-        waiting: list[User] = [*self.nodes, *regions]
-        while True:
-            left = [item for item in waiting if any(maker not in done for maker in _needs(item, makers))]
-            done.update(set(waiting) - set(left))
-            if not left or len(left) == len(waiting):
-                break
-            waiting = left
-        return [item for item in left if isinstance(item, Region)]
+        needs: dict[User, set[User]] = {item: set(_needs(item, makers)) for item in (*self.nodes, *regions)}
+        left = _waiting(needs)
+        left = _waiting(_reversed({item: needs[item] & left for item in left}))
+        return [region for region in regions if region in left]
+
+
+def _waiting(needs: Mapping[User, set[User]]) -> set[User]:
+    """The items that can never come to their turn, when one may once all that it needs had theirs."""
+    followers = _reversed(needs)
+    missing = {item: len(needed) for item, needed in needs.items()}
+    ready = [item for item, count in missing.items() if count == 0]
+    while ready:
+        for follower in followers[ready.pop()]:
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                ready.append(follower)
+    return {item for item, count in missing.items() if count > 0}
+
+
+def _reversed(needs: Mapping[User, set[User]]) -> dict[User, set[User]]:
+    """Who needs each item."""
+    followers: dict[User, set[User]] = {item: set() for item in needs}
+    for item, needed in needs.items():
+        for other in needed:
+            followers[other].add(item)
+    return followers
 
 
 def _needs(item: User, makers: Mapping[ir.Value, Region]) -> list[User]:

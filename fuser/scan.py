@@ -21,6 +21,7 @@ from fuser.reductions import is_reduction
 from fuser.region import Miss, Region
 from fuser.shapes import Shapes
 from fuser.softmax import sites_of
+from fuser.worth import EVERYTHING, CostModel
 
 LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing that no finder knows: kind and reason
     **{
@@ -46,6 +47,9 @@ LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing
 }
 
 
+NEAR = 8  # contractions after one that are looked at as its siblings
+
+
 @dataclass(slots=True)
 class _Scan:
     """The state of one scan."""
@@ -53,6 +57,7 @@ class _Scan:
     model: ir.Model
     cuts: Cuts
     dots: dict[ir.Value, Dot]
+    cost: CostModel
     regions: list[Region] = field(default_factory=list[Region])
     misses: dict[ir.Node, Miss] = field(default_factory=dict[ir.Node, Miss])
 
@@ -66,11 +71,15 @@ class _Scan:
         except LiftError as error:
             self.miss(kind, node, str(error))
             return
+        self.take(region)
+
+    def take(self, region: Region) -> None:
+        """Let the region make its outputs from here on."""
         self.regions.append(region)
         self.cuts.remains.take(region)
         self.cuts.forget()
         for taken in region.nodes:  # a contraction may be taken that was missed as attention: that miss stays
-            if taken in self.misses and self.misses[taken].kind == kind:
+            if taken in self.misses and self.misses[taken].kind == region.kind:
                 del self.misses[taken]
 
     def miss(self, kind: str, node: ir.Node, reason: str) -> None:
@@ -78,13 +87,13 @@ class _Scan:
         self.misses.setdefault(node, Miss(kind, node.name or node.outputs[0].name or node.op_type, reason))
 
 
-def scan(model: ir.Model, shapes: Shapes) -> tuple[tuple[Region, ...], tuple[Miss, ...]]:
+def scan(model: ir.Model, shapes: Shapes, cost: CostModel = EVERYTHING) -> tuple[tuple[Region, ...], tuple[Miss, ...]]:
     """All regions of the top-level graph, in graph order, and what was left alone."""
     opset = model.graph.opset_imports.get("", 1)
     remains = Remains(model.graph, lambda node: is_plumbing(node, shapes))
     cuts = Cuts(shapes, opset, remains, sites_of(model.graph, shapes, opset))
     dots, refused = attention.dots_of(remains.nodes, cuts)
-    state = _Scan(model, cuts, dots)
+    state = _Scan(model, cuts, dots, cost)
     for node, reason in refused.items():
         state.miss("contraction", node, reason)
     for node in remains.nodes:
@@ -123,9 +132,32 @@ def _free(state: _Scan, node: ir.Node) -> bool:
 
 
 def _contractions(state: _Scan) -> None:
+    """Siblings first: contractions of one left operand, as many as one region may hold, from each one on."""
+    families: dict[ir.Value, list[Dot]] = {}
     for dot in state.dots.values():
-        if _free(state, dot.node):
-            state.attempt(contraction.KIND, dot.node, lambda dot=dot: contraction.draft_of(dot, state.cuts))
+        families.setdefault(contraction.origin_of(dot, state.cuts), []).append(dot)
+    for dot in state.dots.values():
+        if not _free(state, dot.node):
+            continue
+        family = families[contraction.origin_of(dot, state.cuts)]
+        later = [other for other in family[family.index(dot) + 1 :] if _free(state, other.node)][:NEAR]
+        if not _siblings(state, dot, later):
+            state.attempt(contraction.KIND, dot.node, lambda dot=dot: contraction.draft_alone(dot, state.cuts))
+
+
+def _siblings(state: _Scan, dot: Dot, later: list[Dot]) -> bool:
+    """Take `dot` with those of `later` that make one region with it, if the cost model says that it pays."""
+    family = contraction.siblings_of(dot, later, state.cuts) if later else []
+    for count in range(min(len(family), contraction.SIBLINGS), 1, -1):
+        try:
+            draft = contraction.draft_of(family[:count], state.cuts)
+            region = lower(draft, state.cuts, state.model.graph.inputs)
+        except LiftError:  # then each is a region of its own, and says why where it is not
+            continue
+        if not state.cuts.remains.waits(region) and state.cost.merges(region.spec):
+            state.take(region)
+            return True
+    return False
 
 
 def _reductions(state: _Scan) -> None:

@@ -5,6 +5,7 @@ Comes in: a node and what is known of its inputs. Goes out, from the accessors: 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import onnx_ir as ir
@@ -139,5 +140,11 @@ def contents_of(array: np.ndarray) -> Content | None:
         return None
     dtype = DType.BOOL if kind == "b" else DType.I64 if kind in "iu" else from_numpy(array.dtype)
     content = np.empty(array.size, object)
-    content[:] = [Const(value, dtype) for value in array.ravel().tolist()]
+    content[:] = _literals(array.tobytes(), array.dtype.str, dtype)
     return content.reshape(array.shape)
+
+
+@lru_cache(maxsize=1 << 14)
+def _literals(data: bytes, numpy: str, dtype: DType) -> tuple[Const, ...]:
+    """The elements of an array; inference comes by the same constants several times."""
+    return tuple(Const(value, dtype) for value in np.frombuffer(data, numpy).tolist())

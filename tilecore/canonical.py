@@ -38,7 +38,8 @@ def canonical(spec: Spec) -> Spec:
                 score=expression(spec.score), outputs=outputs,
             )  # fmt: skip
         case ContractionSpec():
-            return replace(spec, inputs=inputs, a=view(spec.a), b=view(spec.b), outputs=outputs)
+            siblings = tuple(replace(product, b=view(product.b)) for product in spec.siblings)
+            return replace(spec, inputs=inputs, a=view(spec.a), b=view(spec.b), outputs=outputs, siblings=siblings)
         case RowSpec():
             steps = tuple(replace(step, value=expression(step.value)) for step in spec.steps)
             return replace(spec, inputs=inputs, steps=steps, outputs=outputs)

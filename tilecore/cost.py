@@ -17,7 +17,7 @@ def flops_of(spec: Spec) -> Expr:
             return b * h * q * keys * (d + e) * 2
         case ContractionSpec():
             g, m, k = spec.a.shape
-            return g * m * k * spec.b.shape[2] * 2
+            return g * m * k * spec.b.shape[2] * (2 * len(spec.products))
         case RowSpec():
             points = extent_of(spec.row) * extent_of(spec.column)
             programs = [step.value for step in spec.steps] + [result.value for result in spec.outputs]

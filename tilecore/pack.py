@@ -8,29 +8,32 @@ from tilecore.contract.spec import ContractionSpec, Spec, Tensor, View
 
 
 def pack_constants(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
-    """(`spec` with its constant B read from panels, positions of the inputs that are panels now); unchanged otherwise.
+    """(`spec` with every constant B read from panels, positions of the inputs that are panels now).
 
     B must read one constant matrix, of any type, that no other program reads, in an order that uses every element once;
     what it makes of the element (a zero point subtracted, a scale) stays as it is.
     """
     if not isinstance(spec, ContractionSpec):
         return spec, ()
-    load = packable(spec.b)
-    if load is None or not isinstance(load.source, Tensor):
-        return spec, ()
-    tensor = load.source
-    others = [spec.a.value, *(result.value for result in spec.outputs)]
-    if sum(load.source == tensor for load in loads(spec.b.value)) > 1 or any(
-        load.source == tensor for other in others for load in loads(other)
-    ):
-        return spec, ()
-    _, k, n = spec.b.axes
-    depth, columns = spec.b.shape[1], spec.b.shape[2]
-    panels = Tensor(tensor.name, tensor.dtype, ((columns + (PANEL - 1)) // PANEL, depth, const(PANEL)), True)
-    view = replace(spec.b, value=substitute(spec.b.value, {load: Load(panels, (n // PANEL, k, n % PANEL))}))
-    position = spec.inputs.index(tensor)
-    inputs = (*spec.inputs[:position], panels, *spec.inputs[position + 1 :])
-    return replace(spec, inputs=inputs, b=view), (position,)
+    inputs, rights, positions = list(spec.inputs), [product.b for product in spec.products], list[int]()
+    for number, right in enumerate(rights):
+        load = packable(right)
+        if load is None or not isinstance(load.source, Tensor):
+            continue
+        tensor = load.source
+        programs = [view.value for view in (spec.a, *rights)] + [result.value for result in spec.outputs]
+        if sum(other.source == tensor for program in programs for other in loads(program)) > 1:
+            continue
+        _, k, n = right.axes
+        depth, columns = right.shape[1], right.shape[2]
+        panels = Tensor(tensor.name, tensor.dtype, ((columns + (PANEL - 1)) // PANEL, depth, const(PANEL)), True)
+        value = substitute(right.value, {load: Load(panels, (n // PANEL, k, n % PANEL))})
+        rights[number] = replace(right, value=value)
+        position = spec.inputs.index(tensor)
+        inputs[position] = panels
+        positions.append(position)
+    siblings = tuple(replace(old, b=new) for old, new in zip(spec.siblings, rights[1:], strict=True))
+    return replace(spec, inputs=tuple(inputs), b=rights[0], siblings=siblings), tuple(positions)
 
 
 def packable(view: View) -> Load | None:

@@ -156,17 +156,20 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     columns = machine.size(spec.b.shape[2])
     m, n, k = min(config["block_m"], rows), min(config["block_n"], columns), min(config["block_k"], depth)
     steps = -(-depth // max(k, 1))
-    operands = 4 * (m * depth + n * k + m * n)
-    epilogue = sum(operation_count(result.value) for result in spec.outputs) + 2
-    compute = steps * machine.product(m, n, k)
-    fetch = 4 * n * depth / machine.rate(4 * columns * depth) + 4 * m * depth / machine.rate(operands)
+    count = len(spec.products)
+    operands = 4 * (m * depth + (n * k + m * n) * count)
+    epilogue = sum(operation_count(result.value) for result in spec.outputs) + 2 * count
+    compute = steps * machine.product(m, n, k) * count
+    fetch = count * 4 * n * depth / machine.rate(4 * columns * depth * count) + 4 * m * depth / machine.rate(operands)
     per_task = _overlap(compute, fetch) + m * n * epilogue / machine.target.lanes + TASK_CYCLES
     tasks = batch * -(-rows // config["block_m"]) * -(-columns // config["block_n"])
-    own = batch * rows * columns * depth / machine.profile.macs_per_cycle / machine.profile.cores
+    own = batch * rows * columns * depth * count / machine.profile.macs_per_cycle / machine.profile.cores
     why = f"{operands >> 10} KiB of operands, {steps} depth steps, {tasks} tasks"
     rejected = ""
-    if 4 * m * n > machine.profile.l2 // 2:
-        rejected = f"an accumulator of {4 * m * n >> 10} KiB leaves no room in an L2 of {machine.profile.l2 >> 10} KiB"
+    if 4 * m * n * count > machine.profile.l2 // 2:
+        rejected = (
+            f"an accumulator of {4 * m * n * count >> 10} KiB leaves no room in an L2 of {machine.profile.l2 >> 10} KiB"
+        )
     return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0), why, rejected)
 
 

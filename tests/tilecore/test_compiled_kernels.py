@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tile_specs import MASKS, AttentionForm, Case, attention_case, contraction_case, row_case
+from tile_specs import MASKS, AttentionForm, Case, attention_case, contraction_case, row_case, siblings_case
 
 from tilecore.call import CompiledKernel, KernelError, load_kernel
 from tilecore.compile import compile_spec
@@ -125,6 +125,17 @@ def test_every_number_of_rows(rows: int, toolchain: Toolchain) -> None:
 def test_narrow_types_are_refused_with_the_reason(toolchain: Toolchain) -> None:
     with pytest.raises(EmitError, match="f16"):
         build(contraction_case(0, rows=5, columns=6, depth=7), toolchain, None)
+
+
+@pytest.mark.parametrize("blocks", [{}, {"block_m": 24, "block_n": 32, "block_k": 16}])
+@pytest.mark.parametrize(("kind", "count"), [("gated", 2), ("apart", 3)])
+@pytest.mark.parametrize("rows", [1, 37])
+def test_products_that_share_their_left_operand(
+    kind: str, count: int, rows: int, blocks: dict[str, int], toolchain: Toolchain
+) -> None:
+    case = siblings_case(kind, rows=rows, columns=70, depth=40, count=count)
+    compare(case, toolchain, **blocks)
+    assert build(case, toolchain, blocks).kernel.packed == tuple(range(1, count + 1))
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "softmax", "pointwise", "reductions", "index"])

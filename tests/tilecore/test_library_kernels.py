@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tile_specs import MASKS, AttentionForm, Case, attention_case, contraction_case, row_case
+from tile_specs import MASKS, AttentionForm, Case, attention_case, contraction_case, row_case, siblings_case
 
 from tilecore.contract.evaluate import evaluate
 from tilecore.interpret import interpret
@@ -150,6 +150,11 @@ def test_matmul(seed: int) -> None:
 @pytest.mark.parametrize("rows", [0, 5])
 def test_matmul_over_no_depth(rows: int) -> None:
     compare(contraction_case(1, rows=rows, columns=3, depth=0), block_m=4, block_n=4, block_k=4)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("gated", 2), ("apart", 3)])
+def test_products_that_share_their_left_operand(kind: str, count: int) -> None:
+    compare(siblings_case(kind, rows=5, columns=7, depth=6, count=count), block_m=4, block_n=4, block_k=4)
 
 
 def test_matmul_carries_nan_and_inf() -> None:

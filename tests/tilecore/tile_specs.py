@@ -1,6 +1,6 @@
 """Random region specs with arrays for them: what the tests of the kernels run against the definition in `evaluate`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from tilecore.contract.spec import (
     AttentionSpec,
     ContractionSpec,
     Place,
+    Product,
     Result,
     RowSpec,
     Spec,
@@ -200,6 +201,35 @@ def contraction_case(seed: int, *, rows: int, columns: int, depth: int, batch: i
     )
     check(spec)
     return Case(spec, random_arrays(spec, {"G": batch, "M": rows}, rng))
+
+
+def siblings_case(kind: str, *, rows: int, columns: int, depth: int, count: int = 2) -> Case:
+    """Several products of one A: "gated" has silu(first) · second as its only output, "apart" an output per product."""
+    rng = np.random.default_rng(rows)
+    M = Sym("M")
+    g, m, n, k = axis("g", const(1)), axis("m", M), axis("n", columns), axis("k", depth)
+    a, bias = tensor("a", M, depth), tensor("bias", columns)
+    weights = [replace(tensor(f"w{i}", depth, columns), constant=True) for i in range(count)]
+    accs = [Var(f"acc{i}", F32) for i in range(count)]
+    products = [
+        Product(View(f"b{i}", (g, k, n), Load(w, (k, n))), acc)
+        for i, (w, acc) in enumerate(zip(weights, accs, strict=True))
+    ]
+    if kind == "gated":
+        values: list[Expr] = [accs[0] * unary("sigmoid", accs[0]) * accs[1]]
+    else:
+        values = [acc + Load(bias, (n,)) if i else acc for i, acc in enumerate(accs)]
+    places = [Place(tensor(f"c{i}", M, columns), (g, m, n), (m, n)) for i in range(len(values))]
+    spec = ContractionSpec(
+        (a, *weights, bias),
+        View("left", (g, m, k), Load(a, (m, k))),
+        products[0].b,
+        products[0].acc,
+        tuple(Result(place, value) for place, value in zip(places, values, strict=True)),
+        siblings=tuple(products[1:]),
+    )
+    check(spec)
+    return Case(spec, random_arrays(spec, {"M": rows}, rng))
 
 
 def row_case(kind: str, *, rows: int, columns: int, dynamic: bool, seed: int = 0) -> Case:

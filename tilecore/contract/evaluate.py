@@ -146,8 +146,9 @@ def _store(place: Place, value: Any, env: Mapping[Var, Any], run: Evaluator) -> 
 
 def _contraction(spec: ContractionSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:
     kind = run.numpy_type(spec.acc.dtype)  # narrow integers are summed in the accumulator's type
-    product = np.matmul(view_array(spec.a, run).astype(kind), view_array(spec.b, run).astype(kind))
-    return spec.outputs[0].place.axes, {spec.acc: product}
+    left = view_array(spec.a, run).astype(kind)
+    products = {product.acc: np.matmul(left, view_array(product.b, run).astype(kind)) for product in spec.products}
+    return spec.outputs[0].place.axes, {**products}
 
 
 def _attention(spec: AttentionSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:

@@ -111,11 +111,21 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """Σ_k A[b,m,k] · B[b,k,n] of a contraction, named by the placeholder `acc`."""
+
+    b: View
+    acc: Var
+
+
+@dataclass(frozen=True, slots=True)
 class ContractionSpec:
     """C[b,m,n] = Σ_k A[b,m,k] · B[b,k,n], then each of `outputs` over (b, m, n) and the placeholder `acc`.
 
     Floats are summed in an f32 `acc`. Integer operands are i16 views (a byte less its zero point fits) and are summed
     in an i32 `acc`, exactly modulo 2^32.
+
+    `siblings` are more products of the same A, over the same axes: programs may use any of their placeholders.
     """
 
     inputs: tuple[Tensor, ...]
@@ -124,6 +134,12 @@ class ContractionSpec:
     acc: Var
     outputs: tuple[Result, ...]
     requires: tuple[Expr, ...] = ()
+    siblings: tuple[Product, ...] = ()
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Every product, the first one first."""
+        return (Product(self.b, self.acc), *self.siblings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +188,7 @@ def views_of(spec: Spec) -> tuple[View, ...]:
         case AttentionSpec():
             return (spec.q, spec.k, spec.v) + ((spec.sink,) if spec.sink else ())
         case ContractionSpec():
-            return (spec.a, spec.b)
+            return (spec.a, *(product.b for product in spec.products))
         case RowSpec():
             return ()
 

@@ -25,8 +25,10 @@ def kernel_for(spec: Spec) -> tuple[Callable[..., None], dict[str, Any]]:
             }
             return attention, operands | {"outputs": places}
         case ContractionSpec():
-            epilogue = tuple(Epilogue(spec.acc, result) for result in spec.outputs)
-            operands = {"A": replace(spec.a, name="A"), "B": replace(spec.b, name="B"), "epilogue": epilogue}
+            accs = tuple(product.acc for product in spec.products)
+            epilogue = tuple(Epilogue(accs, result) for result in spec.outputs)
+            rights = tuple(replace(product.b, name=f"B{number or ''}") for number, product in enumerate(spec.products))
+            operands = {"A": replace(spec.a, name="A"), "B": rights, "epilogue": epilogue}
             return matmul, operands | {"outputs": places}
         case RowSpec():
             return row, {"outputs": places, "spec": spec}

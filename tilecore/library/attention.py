@@ -54,7 +54,7 @@ def attention(
             T.gemm(p, v, o)
         for C, result in zip(outputs, score.results, strict=True):
             for i, e in T.Parallel(block_m, E):
-                C[b, h, m * block_m + i, e] = result(score.finish(o[i, e], total[i], keys), b, h, m * block_m + i, e)
+                C[b, h, m * block_m + i, e] = result((score.finish(o[i, e], total[i], keys),), b, h, m * block_m + i, e)
 
 
 def online_softmax(s: Handle, top: Handle, total: Handle, rescale: Handle) -> None:

@@ -1,4 +1,4 @@
-"""One output of a region as kernels see it: a function of the accumulated value and its logical index."""
+"""One output of a region as kernels see it: a function of the accumulated values and its logical index."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,17 @@ from tilecore.value import Operand, program
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """`result` over the axes of its place and the placeholder `acc`."""
+    """`result` over the axes of its place and the placeholders `accs`."""
 
-    acc: Var
+    accs: tuple[Var, ...]
     result: Result
 
     @property
     def dtype(self) -> DType:
-        """The type that the value is accumulated in."""
-        return self.acc.dtype
+        """The type that values are accumulated in."""
+        return self.accs[0].dtype
 
-    def __call__(self, value: Operand, *index: Operand) -> Value:
-        """The element at `index` for the accumulated `value`."""
-        return program(self.result.value, {self.acc: value, **dict(zip(self.result.place.axes, index, strict=True))})
+    def __call__(self, values: tuple[Operand, ...], *index: Operand) -> Value:
+        """The element at `index` for the accumulated `values`, one per placeholder."""
+        bound: dict[Var, Operand] = dict(zip(self.accs, values, strict=True))
+        return program(self.result.value, bound | dict(zip(self.result.place.axes, index, strict=True)))

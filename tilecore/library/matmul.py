@@ -9,7 +9,7 @@ from tilecore.library.epilogue import Epilogue
 
 def matmul(
     A: Handle,
-    B: Handle,
+    B: tuple[Handle, ...],
     outputs: tuple[Handle, ...],
     *,
     epilogue: tuple[Epilogue, ...],
@@ -17,19 +17,23 @@ def matmul(
     block_n: Any = T.auto,
     block_k: Any = T.auto,
 ) -> None:
-    """C = epilogue(A · B) for A[g, m, k], B[g, k, n] and outputs over (g, m, n)."""
+    """C = epilogue(A · B, …) for A[g, m, k], each B[g, k, n] and outputs over (g, m, n)."""
     batch, rows, depth = A.shape
-    columns = B.shape[2]
+    columns = B[0].shape[2]
     with T.Kernel(T.ceildiv(rows, block_m), T.ceildiv(columns, block_n), batch) as (m, n, g):
         a = T.alloc_shared((block_m, block_k), A.dtype)
-        b = T.alloc_shared((block_k, block_n), B.dtype)
-        c = T.alloc_fragment((block_m, block_n), epilogue[0].dtype)
-        T.clear(c)
+        products: list[tuple[Handle, Handle, Handle]] = []
+        for right in B:
+            b = T.alloc_shared((block_k, block_n), right.dtype)
+            c = T.alloc_fragment((block_m, block_n), epilogue[0].dtype)
+            T.clear(c)
+            products.append((right, b, c))
         for k in T.Pipelined(T.ceildiv(depth, block_k)):
             T.copy(A[g, m * block_m, k * block_k], a)
-            T.copy(B[g, k * block_k, n * block_n], b)
-            T.gemm(a, b, c)
+            for right, b, c in products:
+                T.copy(right[g, k * block_k, n * block_n], b)
+                T.gemm(a, b, c)
         for C, result in zip(outputs, epilogue, strict=True):
             for i, j in T.Parallel(block_m, block_n):
                 row, column = m * block_m + i, n * block_n + j
-                C[g, row, column] = result(c[i, j], g, row, column)
+                C[g, row, column] = result(tuple(c[i, j] for _, _, c in products), g, row, column)

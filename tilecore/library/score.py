@@ -86,7 +86,7 @@ class Score:
 def score_of(spec: AttentionSpec) -> Score:
     """The score object of a spec."""
     bounds = tuple(dict.fromkeys(_bounds(spec)))
-    return Score(spec, bounds, tuple(Epilogue(spec.acc, result) for result in spec.outputs))
+    return Score(spec, bounds, tuple(Epilogue((spec.acc,), result) for result in spec.outputs))
 
 
 def _bounds(spec: AttentionSpec) -> Iterator[Bound]:

@@ -1,0 +1,133 @@
+"""Contractions of one left operand as one region: which are joined, what they give out, and what keeps them apart."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from region_oracle import Scanned, check_regions, scanned
+
+from fuser.load import load
+from fuser.scan import scan
+from fuser.shapes import infer
+from models.graph import GraphWriter
+from tilecore.contract.spec import ContractionSpec, Spec
+
+WIDTH = 8
+
+
+def scan_graph(g: GraphWriter, folder: Path) -> Scanned:
+    found = scanned(g.finish(), folder)
+    check_regions(found, {"x": np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32)})
+    return found
+
+
+def products(found: Scanned) -> list[tuple[int, int]]:
+    """(products, outputs) of every contraction region, in order."""
+    specs = [(region.spec, region.outputs) for region in found.of("contraction")]
+    return [(len(spec.products), len(outputs)) for spec, outputs in specs if isinstance(spec, ContractionSpec)]
+
+
+def start() -> tuple[GraphWriter, str]:
+    g = GraphWriter(17)
+    return g, g.input("x", np.float32, ("batch", "seq", WIDTH))
+
+
+def give_out(g: GraphWriter, *values: str, columns: int = 6) -> None:
+    for number, value in enumerate(values):
+        g.op("Identity", value, out=f"y{number}")
+        g.output(f"y{number}", np.float32, ("batch", "seq", columns))
+
+
+def weigh(g: GraphWriter, x: str, rows: int = WIDTH, columns: int = 6) -> str:
+    return g.op("MatMul", x, g.normal((rows, columns), std=1))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_projections_of_one_value_are_one_region(count: int, tmp_path: Path) -> None:
+    g, x = start()
+    give_out(g, *(g.op("Add", weigh(g, x), g.normal((6,), std=1)) for _ in range(count)))
+    assert products(scan_graph(g, tmp_path)) == [(count, count)]
+
+
+def test_four_projections_are_two_regions(tmp_path: Path) -> None:
+    g, x = start()
+    give_out(g, *(weigh(g, x) for _ in range(4)))
+    assert products(scan_graph(g, tmp_path)) == [(3, 3), (1, 1)]
+
+
+@pytest.mark.parametrize("activation", ["Sigmoid", "Erf"])
+def test_a_gated_product_is_the_epilogue_of_both(activation: str, tmp_path: Path) -> None:
+    g, x = start()
+    gate, up = weigh(g, x), weigh(g, x)
+    give_out(g, g.op("Mul", g.op("Mul", gate, g.op(activation, gate)), up))
+    assert products(scan_graph(g, tmp_path)) == [(2, 1)]
+
+
+def test_the_gate_may_come_after_its_partner(tmp_path: Path) -> None:
+    g, x = start()
+    up, gate = weigh(g, x), weigh(g, x)
+    give_out(g, g.op("Mul", up, g.op("Tanh", gate)))
+    assert products(scan_graph(g, tmp_path)) == [(2, 1)]
+
+
+def test_reshaped_copies_of_one_value_are_the_same_operand(tmp_path: Path) -> None:
+    g, x = start()
+    flat = [g.op("Reshape", x, g.constant([-1, WIDTH], np.int64)) for _ in range(2)]
+    back = [
+        g.op("Reshape", g.op("Gemm", value, g.normal((WIDTH, 6), std=1)), g.shape(*dims))
+        for value, dims in zip(flat, [(g.extent(x, 0, "batch"), g.extent(x, 1, "seq"), 6)] * 2, strict=True)
+    ]
+    give_out(g, *back)
+    assert products(scan_graph(g, tmp_path)) == [(2, 2)]
+
+
+def test_low_rank_updates_share_their_first_step(tmp_path: Path) -> None:
+    g, x = start()
+    bases, downs = [weigh(g, x) for _ in range(2)], [weigh(g, x, columns=2) for _ in range(2)]
+    give_out(g, *(g.op("Add", base, weigh(g, down, rows=2)) for base, down in zip(bases, downs, strict=True)))
+    assert (2, 2) in products(scan_graph(g, tmp_path))
+
+
+def test_other_widths_other_values_and_equal_weights_stay_apart(tmp_path: Path) -> None:
+    g, x = start()
+    weight = g.normal((WIDTH, 6), std=1)
+    give_out(
+        g, weigh(g, g.op("Softmax", x)), g.op("MatMul", x, weight), g.op("Softmax", g.op("MatMul", x, weight), axis=1)
+    )
+    g.op("Identity", weigh(g, x, columns=3), out="narrow")
+    g.output("narrow", np.float32, ("batch", "seq", 3))
+    assert all(count == 1 for count, _ in products(scan_graph(g, tmp_path)))
+
+
+def test_a_projection_that_waits_for_the_other_is_not_joined_to_it(tmp_path: Path) -> None:
+    g, x = start()
+    first = weigh(g, x)
+    give_out(g, g.op("Add", weigh(g, x), g.op("Softmax", first, axis=-1)))
+    found = scan_graph(g, tmp_path)
+    assert products(found)[0] == (2, 2)  # the sum cannot be in it: it needs the softmax of one of the results
+
+
+def test_a_weight_made_from_the_other_result_is_not_joined_to_it(tmp_path: Path) -> None:
+    g, x = start()
+    first = weigh(g, x)
+    mean = g.op("ReduceMean", first, axes=[0, 1], keepdims=0)
+    give_out(g, g.op("MatMul", x, g.op("Mul", g.normal((WIDTH, 6), std=1), mean)))
+    assert all(count == 1 for count, _ in products(scan_graph(g, tmp_path)))
+
+
+@dataclass(frozen=True)
+class Never:
+    """A cost model that wants every product alone."""
+
+    def merges(self, spec: Spec) -> bool:
+        return False
+
+
+def test_the_cost_model_is_asked(tmp_path: Path) -> None:
+    g, x = start()
+    give_out(g, *(weigh(g, x) for _ in range(3)))
+    scan_graph(g, tmp_path)
+    model = load(tmp_path / "model.onnx")
+    regions, _ = scan(model, infer(model), Never())
+    assert [len(region.outputs) for region in regions] == [1, 1, 1]
