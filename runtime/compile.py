@@ -41,7 +41,7 @@ from tilecore.target import Target, targets_for
 from tilecore.toolchain import BuildError, Toolchain, find_toolchain
 
 Progress = Callable[[str], None]
-LABELS = {"attention": "Attention", "contraction": "Contraction", "row": "Row"}
+LABELS = {"attention": "Attention", "contraction": "Contraction", "row": "Row", "scan": "Scan"}
 
 
 class CompileError(RuntimeError):

@@ -10,6 +10,7 @@ from tilecore.contract.spec import (
     Place,
     Result,
     RowSpec,
+    ScanSpec,
     Spec,
     Tensor,
     View,
@@ -43,6 +44,16 @@ def canonical(spec: Spec) -> Spec:
         case RowSpec():
             steps = tuple(replace(step, value=expression(step.value)) for step in spec.steps)
             return replace(spec, inputs=inputs, steps=steps, outputs=outputs)
+        case ScanSpec():
+            states = tuple(
+                replace(state, initial=expression(state.initial), update=expression(state.update))
+                for state in spec.states
+            )
+            totals, reads = (
+                tuple(replace(total, value=expression(total.value)) for total in group)
+                for group in (spec.totals, spec.reads)
+            )
+            return replace(spec, inputs=inputs, states=states, totals=totals, reads=reads, outputs=outputs)
 
 
 def _renamed(node: Expr, names: Mapping[Tensor, Tensor]) -> Expr | None:

@@ -7,16 +7,19 @@ then the tasks spread over the cores. Dims known at run time only are taken at s
 relative to the cycles that the products alone need, averaged over them.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, Spec, extent_of
+from tilecore.contract.expr import Const, Expr, Var
+from tilecore.contract.panel import PANEL
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, extent_of
 from tilecore.emit_expr import operation_count
 from tilecore.emit_host import symbol_order
 from tilecore.infer import choose_register_tile
+from tilecore.library.schedule import splits
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target
 
@@ -24,6 +27,7 @@ NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
 TASK_CYCLES = 1500.0  # of starting a grid point: its offsets, first touches and last stores
 CALL_CYCLES = 30.0  # of one register tile: its call, and its accumulators' first and last access
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
+LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 CHUNKS_PER_CORE = 4  # how finely a host hands out tasks
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 
@@ -134,6 +138,11 @@ def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
         case RowSpec():
             for block_m in (1, 2, 4, 8, 16, 32, 64):
                 yield {"block_m": block_m}
+        case ScanSpec():
+            whole = 1 if spec.column is None else machine.size(extent_of(spec.column))
+            columns = -(-whole // PANEL) * PANEL
+            for block_n in sorted({min(block, columns) for block in (16, 32, 64, 128, 256)} if splits(spec) else {1}):
+                yield {"block_n": block_n}
 
 
 def _cost(spec: Spec, config: Mapping[str, int], machine: Machine) -> Candidate:
@@ -144,6 +153,8 @@ def _cost(spec: Spec, config: Mapping[str, int], machine: Machine) -> Candidate:
             return _contraction(spec, config, machine)
         case RowSpec():
             return _row(spec, config, machine)
+        case ScanSpec():
+            return _scan(spec, config, machine)
 
 
 def _overlap(work: float, traffic: float) -> float:
@@ -204,3 +215,28 @@ def _row(spec: RowSpec, config: Mapping[str, int], machine: Machine) -> Candidat
     own = 4 * columns * rows * passes / machine.profile.l1_bytes / machine.profile.cores
     why = f"{footprint >> 10} KiB of tiles, {tasks} tasks"
     return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0), why)
+
+
+def _scan(spec: ScanSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
+    columns = 1 if spec.column is None else machine.size(extent_of(spec.column))
+    block = min(config["block_n"], columns) if splits(spec) else columns
+
+    def cycles(axes: tuple[Var, ...], program: Expr) -> float:
+        """Of one program of a step: its vectors' operations, loads and stores, and the start of each row's loop."""
+        sizes = [block if axis == spec.column else machine.size(extent_of(axis)) for axis in axes] or [1]
+        rows = math.prod(sizes[:-1])
+        return rows * (-(-sizes[-1] // machine.target.lanes) * (2 + operation_count(program)) + LOOP_CYCLES)
+
+    step = sum(cycles(state.axes, state.update) for state in spec.states)
+    step += sum(cycles((total.over, *total.axes), total.value) for total in spec.totals)
+    query = sum(cycles((total.over, *total.axes), total.value) for total in spec.reads)
+    per_task = machine.size(extent_of(spec.time)) * step + machine.size(extent_of(spec.query)) * query + TASK_CYCLES
+    tasks = machine.size(extent_of(spec.group)) * -(-columns // max(block, 1))
+    own = tasks * per_task / machine.profile.cores
+    kept = sum(
+        4 * math.prod(block if axis == spec.column else machine.size(extent_of(axis)) for axis in state.axes)
+        for state in spec.states
+    )
+    share = columns / max(block, 1)  # of the whole: what one block does again for every other block is a loss
+    why = f"{kept >> 10} KiB of state, {tasks} tasks"
+    return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0) * per_task * share, why)

@@ -70,8 +70,7 @@ def lower_rows(run: tuple[Stmt, ...], plan: Plan, addresses: Addresses) -> Itera
     )
     if flat:
         puts = tuple(put for stmt in run for put in _row_statement(stmt, row, plan, addresses) if isinstance(put, Put))
-        for put in puts:
-            yield VectorLoop(row, extent, (put,), True)
+        yield from _joined([VectorLoop(row, extent, (put,), True) for put in puts])
         return
     body = [part for stmt in run for part in _row_statement(stmt, row, plan, addresses)]
     yield Loop(row, const(0), extent, tuple(_joined(body)), 1, first.span)

@@ -9,9 +9,22 @@ from typing import Any
 import numpy as np
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Source, Sym, Var
+from tilecore.contract.expr import Const, Expr, Load, Op, Source, Sym, Var, loads
 from tilecore.contract.ops import OPS
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, RowSpec, Spec, Tensor, View, extent_of
+from tilecore.contract.spec import (
+    AttentionSpec,
+    Cell,
+    ContractionSpec,
+    Place,
+    Result,
+    RowSpec,
+    ScanSpec,
+    Spec,
+    Tensor,
+    Total,
+    View,
+    extent_of,
+)
 
 Arrays = Mapping[str, Any]  # tensor name → array
 REDUCE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
@@ -106,6 +119,8 @@ def evaluate(spec: Spec, arrays: Arrays, *, wide: bool = True) -> dict[str, np.n
                 axes, env = _attention(spec, run)
             case RowSpec():
                 axes, env = _row(spec, run)
+            case ScanSpec():
+                return _Recurrence(spec, Evaluator(arrays, symbols, wide=wide, tiles={})).run()
     results: dict[str, np.ndarray] = {}
     for result in spec.outputs:
         grid = _grid(result.place.axes, run)
@@ -181,3 +196,79 @@ def _row(spec: RowSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]
         else:
             env[step.var] = REDUCE[step.kind](value, axis=1, keepdims=True)
     return (spec.row, spec.column), env
+
+
+class _Recurrence:
+    """A scan, step by step. Cells are dense arrays over (group, *axes), computed when a program asks for them."""
+
+    def __init__(self, spec: ScanSpec, run: Evaluator) -> None:
+        self.spec = spec
+        self.evaluator = run
+        self.cells: dict[str, Any] = {}
+        run.tiles = self.cells
+        self.made = {state.new.name: (state.axes, state.update) for state in spec.states}
+
+    def run(self) -> dict[str, np.ndarray]:
+        """Every output."""
+        spec = self.spec
+        for state in spec.states:
+            self.cells[state.cell.name] = self.program(state.initial, state.axes, {})
+        steps = self.phase(spec.time, spec.totals, commit=True)
+        queries = self.phase(spec.query, spec.reads, commit=False)
+        results: dict[str, np.ndarray] = {}
+        for result in spec.outputs:
+            axes = result.place.axes
+            phase = steps if spec.time in axes else queries if spec.query in axes else None
+            value = self.program(result.value, axes[1:], {}) if phase is None else phase[result.place.name]
+            results[result.place.name] = _store(result.place, value, _grid(axes, self.evaluator), self.evaluator)
+        return results
+
+    def phase(self, clock: Var, totals: tuple[Total, ...], *, commit: bool) -> dict[str, Any]:
+        """All steps of one clock; gives the outputs over it, (group, clock, …). `commit` carries states on."""
+        outputs = [result for result in self.spec.outputs if clock in result.place.axes]
+        stacked: dict[str, list[Any]] = {result.place.name: [] for result in outputs}
+        by_name = {total.cell.name: total for total in totals}
+        count = int(self.evaluator(extent_of(clock)))
+        for now in range(count):
+            for name in [*by_name, *(self.made if commit else ())]:
+                self.cells.pop(name, None)
+            for result in outputs:
+                axes = tuple(axis for axis in result.place.axes[1:] if axis != clock)
+                stacked[result.place.name].append(self.program(result.value, axes, {clock: now}, by_name))
+            if commit:
+                self.cells |= {
+                    state.cell.name: self.cell(state.new.name, {clock: now}, by_name) for state in self.spec.states
+                }
+        return {
+            result.place.name: np.stack(stacked[result.place.name], axis=1) if count else self.empty(result)
+            for result in outputs
+        }
+
+    def empty(self, result: Result) -> np.ndarray:
+        """The values of an output over a clock without steps."""
+        return np.zeros([int(self.evaluator(extent)) for extent in result.place.shape])
+
+    def cell(self, name: str, env: dict[Var, Any], totals: Mapping[str, Total]) -> Any:
+        """The array of a cell, computed if it is not known yet."""
+        if name not in self.cells:
+            if name in self.made:
+                axes, update = self.made[name]
+                self.cells[name] = self.program(update, axes, env, totals)
+            else:
+                total = totals[name]
+                values = self.program(total.value, (*total.axes, total.over), env, totals)
+                kind = total.kind
+                empty = np.full(values.shape[:-1], NEUTRAL[kind])
+                self.cells[name] = REDUCE[kind](values, axis=-1) if values.shape[-1] else empty
+        return self.cells[name]
+
+    def program(
+        self, expr: Expr, axes: tuple[Var, ...], env: dict[Var, Any], totals: Mapping[str, Total] | None = None
+    ) -> Any:
+        """`expr` over (group, *axes) as a dense array."""
+        for load in loads(expr):
+            if isinstance(load.source, Cell):
+                self.cell(load.source.name, env, totals or {})
+        whole = (self.spec.group, *axes)
+        sizes = tuple(int(self.evaluator(extent_of(axis))) for axis in whole)
+        return np.broadcast_to(self.evaluator(expr, {**env, **_grid(whole, self.evaluator)}), sizes)

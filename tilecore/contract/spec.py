@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Sym, Var, loads, symbols, variables
+from tilecore.contract.expr import Const, Expr, Load, Source, Sym, Var, loads, symbols, variables
 
 
 class SpecError(ValueError):
@@ -167,7 +167,66 @@ class RowSpec:
     requires: tuple[Expr, ...] = ()
 
 
-Spec = AttentionSpec | ContractionSpec | RowSpec
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A value of a scan's step, as other programs read it: a `Source` whose first axis is the spec's `group`."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a scan carries: `cell` is its value before the step, `new` after it, both over (group, *axes).
+
+    `initial` is over (group, *axes); `update` over (group, time, *axes).
+    """
+
+    cell: Cell
+    new: Cell
+    axes: tuple[Var, ...]
+    initial: Expr
+    update: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """`cell`, over (group, *axes), is the `kind` ("sum", "max", "min" or "prod") of `value` over `over`."""
+
+    cell: Cell
+    axes: tuple[Var, ...]
+    over: Var
+    kind: str
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSpec:
+    """A recurrence: for every `group`, for `time` = 0, 1, …: S' = update(S, inputs at the time), S then being S'.
+
+    Programs load inputs and cells, those at (group, …) only: `totals` are computed in every step, each from inputs,
+    states before and after the step, and other totals. After the last step `reads` are computed for every `query`, from
+    inputs, the states' cells, which then hold what is left, and other reads. An output over (group, time, …) is stored
+    in every step, one over (group, query, …) for every query, any other after the last step from states alone.
+
+    `column`, when given, is an axis that is last in every cell and output that has it and that nothing sums over: its
+    elements are independent of each other. It is None when there is no such axis.
+    """
+
+    inputs: tuple[Tensor, ...]
+    group: Var
+    time: Var
+    column: Var | None
+    states: tuple[State, ...]
+    totals: tuple[Total, ...]
+    query: Var
+    reads: tuple[Total, ...]
+    outputs: tuple[Result, ...]
+    requires: tuple[Expr, ...] = ()
+
+
+Spec = AttentionSpec | ContractionSpec | RowSpec | ScanSpec
 
 
 def extent_of(axis: Var) -> Expr:
@@ -189,8 +248,14 @@ def views_of(spec: Spec) -> tuple[View, ...]:
             return (spec.q, spec.k, spec.v) + ((spec.sink,) if spec.sink else ())
         case ContractionSpec():
             return (spec.a, *(product.b for product in spec.products))
-        case RowSpec():
+        case RowSpec() | ScanSpec():
             return ()
+
+
+def cells_of(spec: ScanSpec) -> set[Cell]:
+    """Every cell that programs of the scan may load."""
+    states = {cell for state in spec.states for cell in (state.cell, state.new)}
+    return states | {total.cell for total in (*spec.totals, *spec.reads)}
 
 
 def _programs(spec: Spec) -> Iterator[tuple[str, Expr]]:
@@ -201,6 +266,12 @@ def _programs(spec: Spec) -> Iterator[tuple[str, Expr]]:
     if isinstance(spec, RowSpec):
         for step in spec.steps:
             yield f"step {step.var.name}", step.value
+    if isinstance(spec, ScanSpec):
+        for state in spec.states:
+            yield f"initial {state.cell.name}", state.initial
+            yield f"update of {state.cell.name}", state.update
+        for total in (*spec.totals, *spec.reads):
+            yield f"total {total.cell.name}", total.value
     for result in spec.outputs:
         yield f"output {result.place.name}", result.value
         for position, index in enumerate(result.place.index):
@@ -220,7 +291,9 @@ def check(spec: Spec) -> None:
                 raise SpecError(f"dim {position} of {tensor.name} is {dim}: a dim has no index variables")
     for expr in spec.requires:
         _check_symbols(f"requirement {expr} >= 0", expr, bound)
-    known = set(spec.inputs)
+    known = set[Source](spec.inputs)
+    if isinstance(spec, ScanSpec):
+        known |= cells_of(spec)
     for what, program in _programs(spec):
         _check_symbols(what, program, bound)
         for axis in variables(program):
@@ -229,6 +302,8 @@ def check(spec: Spec) -> None:
         for load in loads(program):
             if load.source not in known:
                 raise SpecError(f"{what} loads {load.source.name}, which is not an input of the region")
+            if isinstance(spec, ScanSpec) and isinstance(load.source, Cell) and load.index[0] != spec.group:
+                raise SpecError(f"{what} loads {load.source.name} of another group than its own")
     for result in spec.outputs:
         if len(result.place.index) != len(result.place.tensor.shape):
             raise SpecError(f"output {result.place.name} has {len(result.place.tensor.shape)} axes")

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, Spec
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec
 from tilecore.library.attention import attention
 from tilecore.library.epilogue import Epilogue
 from tilecore.library.matmul import matmul
 from tilecore.library.row import row
+from tilecore.library.scan import scan
+from tilecore.library.schedule import schedule
 from tilecore.library.score import score_of
 
 
@@ -32,3 +34,5 @@ def kernel_for(spec: Spec) -> tuple[Callable[..., None], dict[str, Any]]:
             return matmul, operands | {"outputs": places}
         case RowSpec():
             return row, {"outputs": places, "spec": spec}
+        case ScanSpec():
+            return scan, {"outputs": places, "spec": spec, "schedule": schedule(spec)}
