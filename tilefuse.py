@@ -26,13 +26,21 @@ from runtime.verify import Verdict
 __all__ = ["Client", "Report", "Verdict", "connect", "explain", "load", "optimize", "serve", "verify"]
 
 
-def optimize(model: str | Path, output: str | Path, *, verify: bool = True) -> Report:
+def optimize(
+    model: str | Path, output: str | Path, *, verify: bool = True, save_repro: str | Path | None = None
+) -> Report:
     """Fuse `model`, write it to `output` with its library beside it, and say what was fused and what was not.
 
-    With `verify`, the fused model is compared with the original first, and nothing is written when they differ.
+    With `verify`, the fused model is compared with the original first. A region whose kernel is wrong is then left out
+    and stands in the report's `faults`; with `save_repro`, a folder there shows the fault.
     """
     return compiler.optimize(
-        Path(model), Path(output), options=Options.from_environment(), progress=lambda stage: None, verify=verify
+        Path(model),
+        Path(output),
+        options=Options.from_environment(),
+        progress=lambda stage: None,
+        verify=verify,
+        repros=None if save_repro is None else Path(save_repro),
     )
 
 

@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from fuser.cuts import Cuts, trail
 from fuser.dots import Dot, axes_of, dot_of, is_dot
-from fuser.element import ONE, ZERO, At, Index, LiftError, flatten, shape_of, unflatten
+from fuser.element import ONE, ZERO, At, Index, LiftError, flatten, joined, shape_of, stage, unflatten
 from fuser.growth import Growth, grow
 from fuser.lower import Draft, result
-from fuser.region import Region
+from fuser.region import Region, name_of
 from fuser.softmax import Site
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, Var, cast, const, loads, substitute, variables, walk
@@ -58,22 +58,27 @@ def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
     key = Var("k", extent=second.depth)
     sides = tuple(zip((second.left, second.right), second.locate(o, key), strict=True))
     sites = frozenset(cuts.sites)
-    refusals: list[str] = []
+    refusals: list[LiftError] = []
     for (weights, where), (values, place) in (sides, sides[::-1]):
         through, reached = trail(weights, sites)
         if not reached:
             continue
         try:
             if len(reached) > 1:
-                raise LiftError(f"it mixes the probabilities of {len(reached)} softmaxes")
+                raise LiftError(
+                    f"it mixes the probabilities of {len(reached)} softmaxes",
+                    node=cuts.sites[reached[0]].node,
+                    advice="multiply each softmax with its own values and add the results",
+                )
             site = cuts.sites[reached[0]]
-            probability = cuts.reader("side", anchors=frozenset(reached), through=through).at(weights, where)
-            v = cuts.reader("operand").at(values, place)
-            return _between(second, site, dots, cuts, (o, key, probability, v))
+            with stage(f"its weights come from the softmax {name_of(site.node)!r}", node=site.node):
+                probability = cuts.reader("side", anchors=frozenset(reached), through=through).at(weights, where)
+                v = cuts.reader("operand").at(values, place)
+                return _between(second, site, dots, cuts, (o, key, probability, v))
         except LiftError as error:
-            refusals.append(str(error))
+            refusals.append(error)
     if refusals:
-        raise LiftError("; ".join(refusals))
+        raise joined(refusals)
     return None
 
 
@@ -85,26 +90,33 @@ def _between(
     weights = weights_of(probability, load, key)
     if _kept(site, second, cuts):
         raise LiftError(
-            f"the probabilities of {site.node.name!r} are needed elsewhere too, so they are computed anyway"
+            f"the probabilities of {site.node.name!r} are needed elsewhere too, so they are computed anyway",
+            advice="export without the attention weights as an output (output_attentions=False), if nothing needs them",
         )
     position, rows = _softmax_index(load, site, key, cuts)
     shape = shape_of(site.input, cuts.shapes)
     total = shape[position]
     _, reached = trail(site.input, frozenset(dots))
     if not reached:
-        raise LiftError("the scores do not come from a contraction")
-    problems: list[str] = []
+        raise LiftError(
+            "the scores do not come from a contraction",
+            advice="nothing to do if the weights are no attention; else keep only pointwise work and changes of layout "
+            "between the product of queries and keys and the softmax",
+        )
+    problems: list[LiftError] = []
     for anchor in reached:
         reader = cuts.reader("side", anchors=frozenset({anchor}), through=trail(site.input, frozenset({anchor}))[0])
         try:
             first = dots[anchor]
-            score = reader.at(site.input, (*rows[:position], load.index[position], *rows[position + 1 :]))
-            sink = _sink(reader.at, site, (position, rows), (total, second.depth, load.index[position], key), anchor)
-            found = _scores(second, first, site, cuts, (o, key, score, sink, v, weights))
-            return _draft(found, cuts)
+            with stage(f"its scores come from {first.node.op_type} {name_of(first.node)!r}", node=first.node):
+                score = reader.at(site.input, (*rows[:position], load.index[position], *rows[position + 1 :]))
+                sizes = (total, second.depth, load.index[position], key)
+                sink = _sink(reader.at, site, (position, rows), sizes, anchor)
+                found = _scores(second, first, site, cuts, (o, key, score, sink, v, weights))
+                return _draft(found, cuts)
         except LiftError as error:
-            problems.append(str(error))
-    raise LiftError("; ".join(dict.fromkeys(problems)))
+            problems.append(error)
+    raise joined(problems)
 
 
 def _only(expr: Expr, cuts: Cuts, value: ir.Value, problem: str) -> Load:
@@ -156,7 +168,8 @@ def weights_of(expr: Expr, load: Load, key: Var) -> Weights:
                     factor = const(1.0) / factor
                 return Weights(inner.guard, factor if inner.factor is None else inner.factor * factor)
     raise LiftError(
-        f"after the softmax the probabilities p go through {_sketch(expr, load)}, which the sum cannot take over"
+        f"after the softmax the probabilities p go through {_sketch(expr, load)}, which the sum cannot take over",
+        advice="apply it to the scores before the softmax, or to the result",
     )
 
 
@@ -187,7 +200,8 @@ def _softmax_index(load: Load, site: Site, key: Var, cuts: Cuts) -> tuple[int, I
     axes = [axis for axis in site.axes if shape[axis] != ONE]
     if len(axes) != 1:
         raise LiftError(
-            f"the softmax sums over {len(axes)} axes, {', '.join(map(str, site.axes))} of {site.output.name!r}"
+            f"the softmax sums over {len(axes)} axes, {', '.join(map(str, site.axes))} of {site.output.name!r}",
+            advice="reshape the scores so that the keys are one axis, or set the softmax's axis",
         )
     axis = axes[0]
     for position, index in enumerate(load.index):
@@ -238,7 +252,10 @@ def _scores(
     plain = first.finish(RAW, load.index, cuts.reader("side").at)
     score = cast(substitute(score, {load: plain}), DType.F32)
     if any(side.dtype is DType.F64 for side in (q, k, v)):
-        raise LiftError("f64 attention would be computed in f32")
+        raise LiftError(
+            "f64 attention would be computed in f32",
+            advice="convert the model to float32 where that is accurate enough",
+        )
     return Found(second, first, site, o, key, width, q, k, v, score, sink, weights)
 
 
@@ -345,10 +362,10 @@ def _label(found: Found, score: Expr, query: Var) -> str:
     return ", ".join([KIND, *(name for name, present in traits.items() if present)])
 
 
-def dots_of(nodes: tuple[ir.Node, ...], cuts: Cuts) -> tuple[dict[ir.Value, Dot], dict[ir.Node, str]]:
+def dots_of(nodes: tuple[ir.Node, ...], cuts: Cuts) -> tuple[dict[ir.Value, Dot], dict[ir.Node, LiftError]]:
     """Every contraction by its output, and why others are none."""
     found: dict[ir.Value, Dot] = {}
-    refused: dict[ir.Node, str] = {}
+    refused: dict[ir.Node, LiftError] = {}
     for node in nodes:
         if not is_dot(node):
             continue
@@ -356,5 +373,5 @@ def dots_of(nodes: tuple[ir.Node, ...], cuts: Cuts) -> tuple[dict[ir.Value, Dot]
             dot = dot_of(node, cuts.shapes)
             found[dot.out] = dot
         except LiftError as error:
-            refused[node] = str(error)
+            refused[node] = error
     return found, refused

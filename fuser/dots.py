@@ -60,7 +60,11 @@ def dot_of(node: ir.Node, shapes: Shapes) -> Dot:
     reader = _matmul if node.domain == "com.microsoft" else _READERS[node.op_type]
     dtype = dtype_of(node.outputs[0], shapes)
     if dtype not in (DType.F32, DType.F16, DType.BF16):
-        raise LiftError(f"{node.op_type} {node.name!r} is {dtype}; f32, f16 and bf16 accumulate in f32")
+        raise LiftError(
+            f"{node.op_type} {node.name!r} is {dtype}; f32, f16 and bf16 accumulate in f32",
+            node=node,
+            advice="convert the model to float32 where that is accurate enough",
+        )
     return reader(node, shapes, dtype)
 
 
@@ -129,7 +133,12 @@ def _conv(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     pads = all(int(p) == 0 for p in attribute(node, "pads", (0,) * (2 * spatial)))
     auto = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     if not (ones and steps and pads and auto) or int(attribute(node, "group", 1)) != 1:
-        raise LiftError(f"Conv {node.name!r} is not a 1×1 convolution of stride 1 without groups and padding")
+        raise LiftError(
+            f"Conv {node.name!r} is not a 1×1 convolution of stride 1 without groups and padding",
+            node=node,
+            advice="nothing to do: ONNX Runtime runs spatial convolutions; patches that do not overlap could be a "
+            "Reshape and a MatMul",
+        )
     bias = node.inputs[2] if len(node.inputs) > 2 else None
 
     def locate(o: Index, k: Expr) -> tuple[Index, Index]:
@@ -144,7 +153,11 @@ def _conv(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
 def _einsum(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     equation = str(attribute(node, "equation", "")).replace(" ", "")
     if len(node.inputs) != 2:
-        raise LiftError(f"Einsum {node.name!r} has {len(node.inputs)} operands; two are supported")
+        raise LiftError(
+            f"Einsum {node.name!r} has {len(node.inputs)} operands; two are supported",
+            node=node,
+            advice="write it as several Einsums of two operands each",
+        )
     left, right = _inputs(node, 2)
     inputs, _, output = equation.partition("->")
     terms = inputs.split(",")

@@ -4,7 +4,8 @@ Comes in: a node, an output, one i64 expression per axis of that output. Goes ou
 element. Invariant: a rule only builds expressions that are exact for every element inside the output's shape.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,38 @@ ZERO = const(0)
 
 
 class LiftError(ValueError):
-    """An element that cannot be written as an expression; the message says which node and why."""
+    """An element that cannot be written as an expression, or a region that cannot be formed; the message says why.
+
+    `node` is the node at fault where one is, `advice` what would make it fuse, `reached` what a search had found before
+    it met the fault, outermost first (see `stage`).
+    """
+
+    def __init__(self, reason: str, *, node: ir.Node | None = None, advice: str = "") -> None:
+        super().__init__(reason)
+        self.node = node
+        self.advice = advice
+        self.reached: tuple[str, ...] = ()
+
+
+@contextmanager
+def stage(found: str, *, node: ir.Node | None = None) -> Generator[None]:
+    """What a search has found: a LiftError from inside says so, and names `node` unless it knows a node itself."""
+    try:
+        yield
+    except LiftError as error:
+        error.reached = (found, *error.reached)
+        error.node = error.node or node
+        raise
+
+
+def joined(errors: Sequence[LiftError]) -> LiftError:
+    """Several failed attempts as one: every reason, and the details of the attempt that got furthest."""
+    furthest = max(errors, key=lambda error: len(error.reached))
+    result = LiftError(
+        "; ".join(dict.fromkeys(str(error) for error in errors)), node=furthest.node, advice=furthest.advice
+    )
+    result.reached = furthest.reached
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +69,9 @@ class Element:
     shapes: Shapes
     opset: int
 
-    def error(self, reason: str) -> LiftError:
+    def error(self, reason: str, *, advice: str = "") -> LiftError:
         """A LiftError that names this node."""
-        return LiftError(f"{self.node.op_type} {self.node.name!r}: {reason}")
+        return LiftError(f"{self.node.op_type} {self.node.name!r}: {reason}", node=self.node, advice=advice)
 
     def has(self, position: int) -> bool:
         """Whether input `position` is given."""
@@ -105,7 +137,11 @@ def shape_of(value: ir.Value, shapes: Shapes) -> Shape:
     """The shape of a value. LiftError when its rank is unknown."""
     shape = shapes.shape(value)
     if shape is None:
-        raise LiftError(f"the shape of {value.name!r} is not known")
+        raise LiftError(
+            f"the shape of {value.name!r} is not known",
+            node=value.producer(),
+            advice=f"record its shape in the model (value_info of {value.name!r}), or export with fixed dims",
+        )
     return shape
 
 
@@ -121,11 +157,19 @@ def dtype_of(value: ir.Value, shapes: Shapes) -> DType:
     """The element type of a value. LiftError when it is unknown or one that the compiler does not have."""
     dtype = shapes.dtype(value)
     if dtype is None:
-        raise LiftError(f"the element type of {value.name!r} is not known")
+        raise LiftError(
+            f"the element type of {value.name!r} is not known",
+            node=value.producer(),
+            advice=f"record its type in the model (value_info of {value.name!r})",
+        )
     try:
         return from_onnx(int(dtype))
     except KeyError:
-        raise LiftError(f"{value.name!r} is {dtype.name}, which the compiler has no type for") from None
+        raise LiftError(
+            f"{value.name!r} is {dtype.name}, which the compiler has no type for",
+            node=value.producer(),
+            advice=f"store {value.name!r} in a floating-point or integer type of 8 bits or more",
+        ) from None
 
 
 def broadcast_index(index: Index, shape: Shape, source: Shape) -> Index:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fuser.cuts import is_plumbing
-from fuser.expand.apply import expand, forms_of, name_of, origin_of
+from fuser.expand.apply import expand, forms_of, origin_of
 from fuser.graph import captured
 from fuser.lift import is_generator, is_view
-from fuser.region import Miss, Region
+from fuser.region import Miss, Region, name_of
 from fuser.scan import scan
 from fuser.shapes import Shapes, infer
 from fuser.simplify import simplify
@@ -91,7 +91,15 @@ def _reason(key: str, model: ir.Model, outside: Iterable[ir.Node], misses: Itera
 def _missed(forms: Mapping[str, ir.Node], left: Mapping[str, str]) -> list[Miss]:
     """The operators that stay as they are."""
     return [
-        Miss("attention" if "Attention" in node.op_type else "row", name_of(node), f"{node.op_type} {left[key]}")
+        Miss(
+            "attention" if "Attention" in node.op_type else "row",
+            name_of(node),
+            f"{node.op_type} {left[key]}",
+            op=node.op_type,
+            reached=f"the anchor, {node.op_type}, and its definition",
+            failed=f"{node.op_type} {name_of(node)}",
+            advice=f"export {node.op_type} in pieces, or use it without what the reason names",
+        )
         for key, node in forms.items()
         if key in left
     ]

@@ -45,7 +45,7 @@ class Growth:
     value: dict[ir.Value, Expr]
     nodes: list[ir.Node]
     frame: Frame | None = None
-    refused: dict[ir.Node, str] = field(default_factory=dict[ir.Node, str])
+    refused: dict[ir.Node, LiftError] = field(default_factory=dict[ir.Node, LiftError])
     reader: Inliner = field(init=False)
     _checked: set[ir.Value] = field(default_factory=set[ir.Value])
 
@@ -71,7 +71,8 @@ class Growth:
             for _, expr in made.values():
                 self.check_sources(expr)
         except LiftError as error:
-            self.refused[node] = str(error)
+            error.node = error.node or node
+            self.refused[node] = error
             return False
         for value, (where, expr) in made.items():
             self.where[value] = where

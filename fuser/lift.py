@@ -73,7 +73,11 @@ class Inliner:
         if found is not None:
             return found
         if self._depth >= DEPTH:
-            raise LiftError(f"the chain above {value.name!r} is longer than {DEPTH} nodes")
+            raise LiftError(
+                f"the chain above {value.name!r} is longer than {DEPTH} nodes",
+                node=value.producer(),
+                advice=f"make {value.name!r} an output of the model: it is then computed before this region",
+            )
         self._depth += 1
         try:
             return self.compute(value, index)
@@ -90,11 +94,14 @@ class Inliner:
                 if node is None
                 else f"comes from {node.op_type}, which has no element rule"
             )
-            raise LiftError(f"{value.name!r} {what}")
+            raise LiftError(f"{value.name!r} {what}", node=node)
         try:
             return rule(Element(node, value.index() or 0, index, self.at, self.shapes, self.opset))
+        except LiftError as error:
+            error.node = error.node or node
+            raise
         except (TypeError, KeyError) as error:
-            raise LiftError(f"{node.op_type} {node.name!r}: {error}") from error
+            raise LiftError(f"{node.op_type} {node.name!r}: {error}", node=node) from error
 
 
 def known_element(value: ir.Value, index: Index, shapes: Shapes) -> Expr | None:

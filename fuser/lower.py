@@ -51,7 +51,9 @@ def lower(draft: Draft, cuts: Cuts, model_inputs: Iterable[ir.Value]) -> Region:
     try:
         check(spec)
     except SpecError as error:
-        raise LiftError(str(error)) from error
+        raise LiftError(
+            str(error), advice="report the model: the program that was found breaks a rule of ours"
+        ) from error
     return Region(draft.kind, draft.label, nodes, tuple(inputs), draft.outputs, spec)
 
 
@@ -93,7 +95,10 @@ def _binders(
             continue
         source = next((v for v in model_inputs if symbol in (cuts.shapes.shape(v) or ())), None)
         if source is None:
-            raise LiftError(f"no input of the region or the model has {symbol} as a whole dim")
+            raise LiftError(
+                f"no input of the region or the model has {symbol} as a whole dim",
+                advice=f"fix the dim, or give the model an input that has {symbol} as a dim",
+            )
         extra.append(source)
         bound |= {dim for dim in cuts.tensor(source).shape if isinstance(dim, Sym)}
     return extra

@@ -25,8 +25,22 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Something worth fusing that was left alone: which node, and a reason that a user can act on."""
+    """Something worth fusing that was left alone, and why.
+
+    `node` names the anchor that the search started from and `op` is its operator. `reached` says what had been found
+    before the condition `reason` failed, at the node `failed` ("" where no single node is at fault), and `advice` what
+    would make it fuse.
+    """
 
     kind: str
     node: str
     reason: str
+    op: str = ""
+    reached: str = ""
+    failed: str = ""
+    advice: str = ""
+
+
+def name_of(node: ir.Node) -> str:
+    """What reports call a node: its name, or its first output's, or its operator."""
+    return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type

@@ -32,7 +32,7 @@ def from_reduction(node: ir.Node, cuts: Cuts) -> Draft:
         cuts.shapes, cuts.opset, shape_of(source, cuts.shapes), axes_of_reduction(node, cuts.shapes, cuts.opset)
     )
     if not rows.axes:
-        raise LiftError("it reduces no axis")
+        raise LiftError("it reduces no axis", advice="nothing to do: it only copies, remove it from the model")
     before = _before(node, rows, cuts)
     try:
         return _draft([*before, node], rows, cuts)
@@ -75,7 +75,7 @@ def _draft(seeds: list[ir.Node], rows: Rows, cuts: Cuts) -> Draft:
     growth = Growth(cuts, {}, {}, [], frame=Frame(rows.place, lambda node, reader: translate(node, rows, reader)))
     for seed in seeds:
         if not growth.add(seed):
-            raise LiftError(growth.refused[seed])
+            raise growth.refused[seed]
     extent = grow(growth)
     if not extent.results:
         raise LiftError("nothing reads the result")
@@ -86,7 +86,8 @@ def _draft(seeds: list[ir.Node], rows: Rows, cuts: Cuts) -> Draft:
     steps, values = _share(rows.steps, [growth.value[out] for out in extent.results], growth, rows)
     results: list[Result] = []
     for out, value in zip(extent.results, values, strict=True):
-        per_row = growth.where[out] != rows.full and rows.column.extent != Const(1, rows.column.dtype)
+        stands = frozenset(var for index in growth.where[out] for var in variables(index))  # a layout change may follow
+        per_row = not columns & stands and rows.column.extent != Const(1, rows.column.dtype)
         axes = (rows.row,) if per_row else (rows.row, rows.column)
         if per_row and columns & variables(value):
             raise LiftError(f"{out.name!r} has one element per row but depends on the column")
@@ -109,7 +110,9 @@ def _worth(extent: Extent) -> None:
     if is_reduction(first) and not first.op_type.startswith("Reduce"):
         return
     if cost_of(first) < HEAVY:
-        raise LiftError("there is no other work around it to fuse it with")
+        raise LiftError(
+            "there is no other work around it to fuse it with", advice="nothing to do: alone it runs as fast as it is"
+        )
 
 
 def _share(

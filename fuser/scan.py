@@ -13,12 +13,12 @@ import onnx_ir as ir
 from fuser import attention, contraction, row
 from fuser.cuts import Cuts, is_plumbing
 from fuser.dots import Dot, is_dot
-from fuser.element import LiftError
+from fuser.element import LiftError, stage
 from fuser.graph import Remains
 from fuser.lift import is_pointwise
 from fuser.lower import Draft, lower
 from fuser.reductions import is_reduction
-from fuser.region import Miss, Region
+from fuser.region import Miss, Region, name_of
 from fuser.shapes import Shapes
 from fuser.softmax import sites_of
 from fuser.worth import EVERYTHING, CostModel
@@ -48,6 +48,12 @@ LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing
 
 
 NEAR = 8  # contractions after one that are looked at as its siblings
+ADVICE: dict[str, str] = {  # what would make a region, by the kind that was looked for
+    "attention": "express {failed} in operators that read or move single elements (pointwise work, changes of layout)",
+    "contraction": "express {failed} as a MatMul, Gemm, two-operand Einsum or 1×1 Conv of floats",
+    "row": "express {failed} as Reduce operators or a normalisation over whole rows, with pointwise work around it",
+    "graph": "export without control flow, or move the work out of {failed}",
+}
 
 
 @dataclass(slots=True)
@@ -67,9 +73,10 @@ class _Scan:
             draft = find()
             if draft is None:
                 return
-            region = lower(draft, self.cuts, self.model.graph.inputs)
+            with stage(f"{draft.label}: the whole program was found"):
+                region = lower(draft, self.cuts, self.model.graph.inputs)
         except LiftError as error:
-            self.miss(kind, node, str(error))
+            self.miss(kind, node, error)
             return
         self.take(region)
 
@@ -82,9 +89,22 @@ class _Scan:
             if taken in self.misses and self.misses[taken].kind == region.kind:
                 del self.misses[taken]
 
-    def miss(self, kind: str, node: ir.Node, reason: str) -> None:
+    def miss(self, kind: str, node: ir.Node, error: LiftError) -> None:
         """Note a miss; the first kind that was tried says most."""
-        self.misses.setdefault(node, Miss(kind, node.name or node.outputs[0].name or node.op_type, reason))
+        self.misses.setdefault(node, _miss(kind, node, error))
+
+
+def _miss(kind: str, node: ir.Node, error: LiftError) -> Miss:
+    failed = "" if error.node is None else f"{error.node.op_type} {name_of(error.node)}"
+    return Miss(
+        kind,
+        name_of(node),
+        str(error),
+        op=node.op_type,
+        reached="; ".join(error.reached) or f"the anchor, {node.op_type}",
+        failed=failed,
+        advice=error.advice or ADVICE[kind].format(failed=failed or f"{node.op_type} {name_of(node)}"),
+    )
 
 
 def scan(model: ir.Model, shapes: Shapes, cost: CostModel = EVERYTHING) -> tuple[tuple[Region, ...], tuple[Miss, ...]]:
@@ -94,13 +114,13 @@ def scan(model: ir.Model, shapes: Shapes, cost: CostModel = EVERYTHING) -> tuple
     cuts = Cuts(shapes, opset, remains, sites_of(model.graph, shapes, opset))
     dots, refused = attention.dots_of(remains.nodes, cuts)
     state = _Scan(model, cuts, dots, cost)
-    for node, reason in refused.items():
-        state.miss("contraction", node, reason)
+    for node, error in refused.items():
+        state.miss("contraction", node, error)
     for node in remains.nodes:
         domain = "" if node.domain == "ai.onnx" else node.domain
         if (domain, node.op_type) in LEFT_ALONE and not is_plumbing(node, shapes):
             kind, reason = LEFT_ALONE[domain, node.op_type]
-            state.miss(kind, node, reason)
+            state.miss(kind, node, LiftError(reason, node=node))
     for finder in (_attentions, _contractions, _reductions, _pointwise):  # the deepest structure first
         finder(state)
     regions = _acyclic(state)
@@ -115,7 +135,7 @@ def _acyclic(state: _Scan) -> tuple[Region, ...]:
     while circular := state.cuts.remains.circular(regions):
         widest = max(circular, key=lambda region: order[region.nodes[-1]] - order[region.nodes[0]])
         regions.remove(widest)
-        state.miss(widest.kind, widest.nodes[-1], "as one node it would wait for its own result")
+        state.miss(widest.kind, widest.nodes[-1], LiftError("as one node it would wait for its own result"))
     return tuple(regions)
 
 

@@ -1,8 +1,9 @@
 """The whole path, one call per arrow: model file → regions → kernels → fused model and its library.
 
-    load ─ find (expand ─ infer ─ scan) ─ compile_spec (per distinct region) ─ rewrite ─ link ─ verify ─ save
+    load ─ find (expand ─ infer ─ scan) ─ compile_spec (per distinct region) ─ rewrite ─ link ─ verify, repair ─ save
 
-Output files appear whole or not at all: everything is built and checked under temporary names first.
+Output files appear whole or not at all: everything is built and checked under temporary names first. A region whose
+kernel is found wrong is left out and reported.
 """
 
 import os
@@ -10,25 +11,32 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import onnx_ir as ir
 
+from fuser.coverage import Workload, coverage_of, workload_of
 from fuser.expand.apply import own_names
 from fuser.find import find
 from fuser.load import LoadError, load
-from fuser.region import Miss, Region
-from fuser.rewrite import Replacement, rewrite
+from fuser.region import Miss, Region, name_of
+from fuser.rewrite import Replacement, Rewritten, rewrite
 from fuser.save import save
+from fuser.shapes import Shapes
+from fuser.standalone import is_weight
 from runtime import native
 from runtime.inputs import InputError
 from runtime.options import Options
-from runtime.report import MissReport, RegionReport, Report
+from runtime.repair import Key, RepairError, Suspect, repair
+from runtime.report import FaultReport, MissReport, RegionReport, Report
+from runtime.repro import write_repro
 from runtime.session import LoadError as SessionError
-from runtime.verify import Verdict, VerifyError
+from runtime.verify import FusedError, Verdict, VerifyError, expose
 from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
 from tilecore.compile import Kernel, compile_spec
@@ -40,6 +48,7 @@ from tilecore.profile import HardwareProfile, detect_profile
 from tilecore.target import Target, targets_for
 from tilecore.toolchain import BuildError, Toolchain, find_toolchain
 
+Array = npt.NDArray[Any]
 Progress = Callable[[str], None]
 LABELS = {"attention": "Attention", "contraction": "Contraction", "row": "Row", "scan": "Scan"}
 
@@ -49,52 +58,168 @@ class CompileError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A region with its kernel, and the names of its values as they were before anything was rewritten."""
+
+    region: Region
+    kernel: Kernel
+    inputs: tuple[str, ...]
+    outputs: Key
+
+    @property
+    def replacement(self) -> Replacement:
+        """What the rewriting puts in the region's place."""
+        return Replacement(self.region, self.kernel.name, self.kernel.packed)
+
+
+@dataclass(frozen=True, slots=True)
 class Fused:
-    """A scanned model with the kernel of each region, before anything is rewritten."""
+    """A scanned model with the kernel of each region, before anything is rewritten; `dropped` are left out of it."""
 
     model: ir.Model
+    shapes: Shapes
+    workload: Workload
     nodes_before: int
-    pairs: tuple[tuple[Region, Kernel], ...]
+    parts: tuple[Part, ...]
+    dropped: tuple[Part, ...]
     misses: tuple[Miss, ...]
 
 
-def optimize(model: Path, output: Path, *, options: Options, progress: Progress, verify: bool = True) -> Report:
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A rewritten model and its library, not written yet."""
+
+    original: Path
+    output: Path
+    fused: Fused
+    rewritten: Rewritten
+    library: Path
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The regions, by the names of their outputs."""
+        return tuple(part.outputs for part in self.fused.parts)
+
+    def check(self) -> Verdict:
+        """Compare with the original. CompileError when that cannot be done."""
+        try:
+            with self._staged() as path:
+                return verify_model(self.original, path)
+        except FusedError:
+            raise
+        except (VerifyError, InputError, SessionError) as error:
+            raise CompileError(f"could not check the fused model ({error}); --no-verify writes it unchecked") from error
+
+    def around(self, key: Key, feeds: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The inputs (but weights) and outputs of a region that was left out, when the model runs on `feeds`."""
+        part = next(part for part in self.fused.dropped if part.outputs == key)
+        inputs = [name for name, value in zip(part.inputs, part.region.inputs, strict=True) if not is_weight(value)]
+        with self._staged() as path:
+            found = expose(path, [name for name in (*inputs, *key) if name not in feeds], feeds)
+        return {name: {**feeds, **found}[name] for name in inputs}, {name: found[name] for name in key}
+
+    @contextmanager
+    def _staged(self) -> Generator[Path]:
+        """The model and its library under passing names beside the output, where external weights can stay in place."""
+        staged = self.output.with_name(f".{self.output.stem}.{os.getpid()}.onnx")
+        with ExitStack() as undo:
+            for path in (staged, staged.with_suffix(".so"), staged.with_name(f"{staged.name}.data")):
+                undo.callback(path.unlink, missing_ok=True)
+            shutil.copyfile(self.library, staged.with_suffix(".so"))
+            save(self.rewritten.model, staged)
+            yield staged
+
+
+def optimize(
+    model: Path, output: Path, *, options: Options, progress: Progress, verify: bool = True, repros: Path | None = None
+) -> Report:
     """Fuse `model` and write `output` with its library beside it (suffix .so).
 
-    Raises CompileError when the model is bad, the output cannot be written, the C compiler is missing, or the fused
-    model does not compute what the original does; then nothing is written.
+    A region whose kernel is found wrong is left out and stands in the report's `faults`; with `repros`, a folder there
+    shows it. Raises CompileError when the model is bad, the output cannot be written, the C compiler is missing, or the
+    fused model does not compute what the original does although no region is to blame; then nothing is written.
     """
     start = time.monotonic()
     if output.suffix != ".onnx":
         raise CompileError(f"{output}: the output must end in .onnx, the library goes beside it with .so")
+    if not output.parent.is_dir():
+        raise CompileError(f"{output.parent} is not a folder: make it first")
+    kernels: dict[Spec, Kernel | str] = {}
+
+    def build(without: frozenset[Key]) -> Build:
+        built = _build(model, output, options, progress, kernels, without)
+        progress("comparing with the original")
+        return built
+
     try:
-        fused = _fuse(model, options, progress)
-        progress("rewriting the graph")
-        rewritten = rewrite(fused.model, [Replacement(r, k.name, k.packed) for r, k in fused.pairs])
-        kernels = {kernel.name: kernel for _, kernel in fused.pairs}
-        kernels |= {alias: _renamed(kernels[name], alias) for alias, name in rewritten.aliases.items()}
-        progress(f"compiling {len(kernels)} kernels")
-        library = _link([kernels[name] for name in sorted(kernels)], options)
-        _write(rewritten.model, library, model, output, progress, verify=verify)
+        built, suspects = repair(build) if verify else (build(frozenset()), ())
+        progress("writing")
+        _write(built.rewritten.model, built.library, output)
+        faults = _faults(model, suspects, options, kernels, repros) if suspects else ()
     except (LoadError, BuildError, OSError) as error:
         raise CompileError(str(error)) from error
-    nodes_after = sum(1 for _ in rewritten.model.graph.all_nodes())
-    return _report(model, output, fused, rewritten.op_types, nodes_after, start)
+    except RepairError as error:
+        raise CompileError(f"the fused model differs from the original: {error}. Nothing was written") from error
+    return _report(model, output, built.fused, built.rewritten, start, faults)
 
 
 def explain(model: Path, *, options: Options) -> Report:
     """What `optimize` would do: the same report, with nothing compiled to machine code or written."""
     start = time.monotonic()
     try:
-        fused = _fuse(model, options, lambda stage: None)
+        fused = _fuse(model, options, lambda stage: None, {}, frozenset())
     except LoadError as error:
         raise CompileError(str(error)) from error
-    rewritten = rewrite(fused.model, [Replacement(r, k.name, k.packed) for r, k in fused.pairs])
-    nodes_after = sum(1 for _ in rewritten.model.graph.all_nodes())
-    return _report(model, None, fused, rewritten.op_types, nodes_after, start)
+    rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
+    return _report(model, None, fused, rewritten, start, ())
 
 
-def _fuse(path: Path, options: Options, progress: Progress) -> Fused:
+def _build(
+    model: Path,
+    output: Path,
+    options: Options,
+    progress: Progress,
+    kernels: dict[Spec, Kernel | str],
+    without: frozenset[Key],
+) -> Build:
+    fused = _fuse(model, options, progress, kernels, without)
+    progress("rewriting the graph")
+    rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
+    named = {part.kernel.name: part.kernel for part in fused.parts}
+    named |= {alias: _renamed(named[name], alias) for alias, name in rewritten.aliases.items()}
+    progress(f"compiling {len(named)} kernels")
+    library = _link([named[name] for name in sorted(named)], options)
+    return Build(model, output, fused, rewritten, library)
+
+
+def _faults(
+    model: Path,
+    suspects: Sequence[Suspect],
+    options: Options,
+    kernels: dict[Spec, Kernel | str],
+    repros: Path | None,
+) -> tuple[FaultReport, ...]:
+    """The regions that were left out, each written to `repros` if that is given."""
+    by_key = {suspect.key: suspect for suspect in suspects}
+    fused = _fuse(model, options, lambda stage: None, kernels, frozenset(by_key))
+    faults: list[FaultReport] = []
+    for part in fused.dropped:
+        region, suspect = part.region, by_key[part.outputs]
+        where = None
+        if repros is not None:
+            opsets = fused.model.graph.opset_imports
+            where = write_repro(repros, region, kernel=part.kernel, suspect=suspect, shapes=fused.shapes, opsets=opsets)
+        nodes = own_names(region.nodes)
+        faults.append(
+            FaultReport(region.kind, region.label, nodes, suspect.key, suspect.problem, str(where) if where else None)
+        )
+    return tuple(faults)
+
+
+def _fuse(
+    path: Path, options: Options, progress: Progress, kernels: dict[Spec, Kernel | str], without: frozenset[Key]
+) -> Fused:
+    """Scan the model; `kernels` keeps what was compiled for the next time."""
     progress("reading the model")
     model = load(path)
     nodes = sum(1 for _ in model.graph.all_nodes())
@@ -103,9 +228,9 @@ def _fuse(path: Path, options: Options, progress: Progress) -> Fused:
     model, regions, misses = found.model, found.regions, found.misses
     _dump_scan(model, regions, misses, _dump(options))
     profile, targets = detect_profile(), _targets(options)
-    pairs: list[tuple[Region, Kernel]] = []
+    parts: list[Part] = []
     refused: list[Miss] = []
-    kernels: dict[Spec, Kernel | str] = {}
+    dropped: list[Part] = []
     for number, region in enumerate(regions, 1):
         progress(f"writing kernels: region {number} of {len(regions)}")
         spec = canonical(region.spec)
@@ -113,10 +238,25 @@ def _fuse(path: Path, options: Options, progress: Progress) -> Fused:
             kernels[spec] = _kernel(region.kind, spec, profile, targets, options)
         kernel = kernels[spec]
         if isinstance(kernel, Kernel):
-            pairs.append((region, kernel))
+            inputs, outputs = (tuple(value.name or "" for value in side) for side in (region.inputs, region.outputs))
+            (dropped if outputs in without else parts).append(Part(region, kernel, inputs, outputs))
         else:
-            refused.append(Miss(region.kind, region.nodes[-1].name or region.outputs[0].name or "", kernel))
-    return Fused(model, nodes, tuple(pairs), (*misses, *refused))
+            refused.append(_refused(region, kernel))
+    workload = workload_of(model, found.shapes)
+    return Fused(model, found.shapes, workload, nodes, tuple(parts), tuple(dropped), (*misses, *refused))
+
+
+def _refused(region: Region, reason: str) -> Miss:
+    """The miss of a region that the backend has no kernel for."""
+    last = region.nodes[-1]
+    return Miss(
+        region.kind,
+        name_of(last),
+        reason,
+        op=last.op_type,
+        reached=f"{region.label}: the whole region was found; the backend refused it",
+        advice="nothing to do in the model: the backend has no code for this yet",
+    )
 
 
 def _dump_scan(
@@ -193,21 +333,10 @@ def host_objects(toolchain: Toolchain) -> list[Path]:
     ]
 
 
-def _write(model: ir.Model, library: Path, original: Path, output: Path, progress: Progress, *, verify: bool) -> None:
-    """Check under temporary names, then put the library and the model in place."""
-    if not output.parent.is_dir():
-        raise CompileError(f"{output.parent} is not a folder: make it first")
+def _write(model: ir.Model, library: Path, output: Path) -> None:
+    """Put the library and the model in place."""
     target = output.with_suffix(".so")
     with ExitStack() as undo:
-        if verify:
-            staged = output.with_name(f".{output.stem}.{os.getpid()}.onnx")
-            for path in (staged, staged.with_suffix(".so"), staged.with_name(f"{staged.name}.data")):
-                undo.callback(path.unlink, missing_ok=True)
-            shutil.copyfile(library, staged.with_suffix(".so"))
-            save(model, staged)
-            progress("comparing with the original")
-            _require_equal(_verdict(original, staged))
-        progress("writing")
         with tempfile.NamedTemporaryFile(dir=output.parent, suffix=".so", delete=False) as file:
             undo.callback(Path(file.name).unlink, missing_ok=True)
             file.write(library.read_bytes())
@@ -216,45 +345,34 @@ def _write(model: ir.Model, library: Path, original: Path, output: Path, progres
         os.replace(file.name, target)
 
 
-def _verdict(original: Path, fused: Path) -> Verdict:
-    try:
-        return verify_model(original, fused)
-    except (VerifyError, InputError, SessionError) as error:
-        raise CompileError(f"could not check the fused model ({error}); --no-verify writes it unchecked") from error
-
-
-def _require_equal(verdict: Verdict) -> None:
-    if verdict.ok:
-        return
-    where = ", ".join(f"{region.node} ({region.op})" for region in verdict.regions) or "no single region"
-    raise CompileError(
-        f"the fused model differs from the original: {verdict.mismatch}; wrong: {where}. Nothing was written"
-    )
-
-
 def _report(
-    model: Path, output: Path | None, fused: Fused, op_types: Sequence[str], nodes_after: int, start: float
+    model: Path, output: Path | None, fused: Fused, rewritten: Rewritten, start: float, faults: tuple[FaultReport, ...]
 ) -> Report:
     regions = tuple(
         RegionReport(
-            region.kind,
-            region.label,
-            own_names(region.nodes),
-            tuple(value.name or "" for value in region.inputs),
-            tuple(value.name or "" for value in region.outputs),
+            part.region.kind,
+            part.region.label,
+            own_names(part.region.nodes),
+            part.inputs,
+            part.outputs,
             op,
-            f"{kernel.kernel}({', '.join(f'{name}={value}' for name, value in kernel.config.items())})",
+            f"{part.kernel.kernel}({', '.join(f'{name}={value}' for name, value in part.kernel.config.items())})",
         )
-        for (region, kernel), op in zip(fused.pairs, op_types, strict=True)
+        for part, op in zip(fused.parts, rewritten.op_types, strict=True)
     )
-    misses = tuple(MissReport(miss.kind, miss.node, miss.reason) for miss in fused.misses)
+    misses = tuple(
+        MissReport(miss.kind, miss.node, miss.reason, miss.op, miss.reached, miss.failed, miss.advice)
+        for miss in fused.misses
+    )
     return Report(
         str(model),
         str(output) if output else None,
         str(output.with_suffix(".so")) if output else None,
         fused.nodes_before,
-        nodes_after,
+        sum(1 for _ in rewritten.model.graph.all_nodes()),
         regions,
         misses,
         round(time.monotonic() - start, 3),
+        coverage_of(fused.workload, [part.region for part in fused.parts], rewritten.model),
+        faults,
     )

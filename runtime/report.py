@@ -1,7 +1,14 @@
-"""What `optimize` and `explain` say: regions that were fused, what was not and why."""
+"""What `optimize` and `explain` say: regions that were fused, their share of the model, what was not fused and why.
 
+Comes in: what the compiler found. Goes out: frozen reports, and the same as JSON. Invariant: a key that a release had
+keeps its meaning.
+"""
+
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from fuser.coverage import Coverage
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +26,35 @@ class RegionReport:
 
 @dataclass(frozen=True, slots=True)
 class MissReport:
-    """A node that was worth fusing and was left alone, with the reason."""
+    """Something that was worth fusing and was left alone.
+
+    `node` is the anchor that the search started from and `op` its operator; `reached` says how far the search got,
+    `reason` the condition that failed, `failed` the node that it failed at ("" for none), `advice` what would make it
+    fuse.
+    """
 
     kind: str
     node: str
     reason: str
+    op: str = ""
+    reached: str = ""
+    failed: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReport:
+    """A region that was left out because its kernel computed something wrong: a fault of this library, to be reported.
+
+    `repro` is the folder that has the region alone with inputs and outputs, None when none was asked for.
+    """
+
+    kind: str
+    label: str
+    nodes: tuple[str, ...]
+    outputs: tuple[str, ...]
+    problem: str
+    repro: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +69,21 @@ class Report:
     regions: tuple[RegionReport, ...]
     misses: tuple[MissReport, ...]
     seconds: float
+    coverage: Coverage
+    faults: tuple[FaultReport, ...] = ()
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many regions there are of each kind, most first."""
+        return dict(Counter(region.kind for region in self.regions).most_common())
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, tuples as lists."""
-        return {
-            **asdict(self),
-            "regions": [{key: _plain(value) for key, value in asdict(region).items()} for region in self.regions],
-            "misses": [asdict(miss) for miss in self.misses],
-        }
+        """The fields as JSON values, tuples as lists; `coverage` also has the shares `nodes` and `flops`."""
+        coverage = asdict(self.coverage) | {"nodes": self.coverage.nodes, "flops": self.coverage.flops}
+        return _plain(asdict(self)) | {"coverage": _plain(coverage), "kinds": self.kinds}
 
 
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -6,7 +6,7 @@ at two sizes of every symbolic dim, with masks that have holes and hide whole ro
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,27 @@ class VerifyError(Exception):
     """The models could not be compared at all; the message says why."""
 
 
+class FusedError(VerifyError):
+    """The fused model fails on inputs, `feeds`, that the original accepts."""
+
+    def __init__(self, message: str, feeds: Mapping[str, Array]) -> None:
+        super().__init__(message)
+        self.feeds = feeds
+
+
 @dataclass(frozen=True)
 class RegionError:
-    """A fused node whose kernel disagrees with its function body on the same inputs."""
+    """A fused node whose kernel disagrees with its function body on the same inputs.
+
+    `inputs`, `expected` (the body's) and `actual` (the kernel's) have the values by name; weights are left out.
+    """
 
     node: str
     op: str
     outputs: tuple[OutputError, ...]
+    inputs: Mapping[str, Array] = field(default_factory=dict[str, Array], repr=False, compare=False)
+    expected: Mapping[str, Array] = field(default_factory=dict[str, Array], repr=False, compare=False)
+    actual: Mapping[str, Array] = field(default_factory=dict[str, Array], repr=False, compare=False)
 
     def to_json(self) -> dict[str, object]:
         """Keys `node`, `op` and `outputs`."""
@@ -48,8 +62,9 @@ class RegionError:
 class Verdict:
     """The outcome: `outputs` holds the worst case of each output, `cases` says what was run.
 
-    `mismatch` describes the first wrong output, `regions` the fused nodes found wrong when there is one. `unmeasured`
-    says why the original's own rounding error is not known (a fixed allowance was used then), else it is None.
+    `mismatch` describes the first wrong output, `feeds` the inputs that show it, `regions` the fused nodes found wrong
+    when there is one. `unmeasured` says why the original's own rounding error is not known (a fixed allowance was used
+    then), else it is None.
     """
 
     ok: bool
@@ -58,6 +73,7 @@ class Verdict:
     mismatch: str | None = None
     regions: tuple[RegionError, ...] = ()
     unmeasured: str | None = None
+    feeds: Mapping[str, Array] | None = field(default=None, repr=False, compare=False)
 
     def to_json(self) -> dict[str, object]:
         """Keys `ok`, `outputs` (see `OutputError`), `cases`, `mismatch`, `regions` and `unmeasured`."""
@@ -101,7 +117,10 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
         labels.append(case.label)
         names = [output.name for output in reference.get_outputs()]
         expected = _run(reference, names, case, "the original model")
-        actual = _run(session, names, case, "the fused model")
+        try:
+            actual = _run(session, names, case, "the fused model")
+        except VerifyError as error:
+            raise FusedError(str(error), case.feeds) from error
         truth, longest, reason = _truth(model, original.parent, case.feeds, expected)
         unmeasured = unmeasured or reason
         found = [compare(name, expected[name], actual[name], truth=truth.get(name), longest=longest) for name in names]
@@ -110,7 +129,7 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
         if wrong:
             mismatch = f"output {wrong.name!r} at {case.label}: {wrong.fault}"
             regions = tuple(blame(fused, case.feeds))
-            return Verdict(False, tuple(worst.values()), tuple(labels), mismatch, regions, unmeasured)
+            return Verdict(False, tuple(worst.values()), tuple(labels), mismatch, regions, unmeasured, case.feeds)
     return Verdict(True, tuple(worst.values()), tuple(labels), unmeasured=unmeasured)
 
 
@@ -125,18 +144,18 @@ def blame(fused: Path, feeds: Mapping[str, Array]) -> list[RegionError]:
     nodes = [node for node in model.graph.node if node.domain == DOMAIN]
     wanted = {name for node in nodes for name in (*node.input, *node.output) if name}
     shown = sorted(wanted - weights.keys() - feeds.keys())
-    values = dict(zip(shown, _run_exposed(model, fused, shown, feeds), strict=True)) | dict(feeds)
+    values = {**expose(fused, shown, feeds), **feeds}
     errors: list[RegionError] = []
     for node in nodes:
         needed = [name for name in node.input if name in weights]
         constants = {name: numpy_helper.to_array(weights[name], str(fused.parent)) for name in needed}
-        outputs = _judge_node(model, node, values | constants)
-        if any(output.fault for output in outputs):
-            errors.append(RegionError(node.name, node.op_type, tuple(outputs)))
+        error = _judge_node(model, node, values | constants)
+        if any(output.fault for output in error.outputs):
+            errors.append(error)
     return errors
 
 
-def _judge_node(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> list[OutputError]:
+def _judge_node(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> RegionError:
     """Runs the body of one fused node and compares its outputs with those in `values`."""
     feeds = {name: values[name] for name in node.input if name}
     names = [name for name in node.output if name]
@@ -145,7 +164,13 @@ def _judge_node(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[st
     results = session.run(names, feeds)
     expected = {name: np.asarray(value) for name, value in zip(names, results, strict=True)}
     truth, longest, _ = _truth(body, Path(), feeds, expected)
-    return [compare(name, expected[name], values[name], truth=truth.get(name), longest=longest) for name in names]
+    outputs = tuple(
+        compare(name, expected[name], values[name], truth=truth.get(name), longest=longest) for name in names
+    )
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = {name: value for name, value in feeds.items() if name not in weights}
+    actual = {name: values[name] for name in names}
+    return RegionError(node.name, node.op_type, outputs, inputs=inputs, expected=expected, actual=actual)
 
 
 def _body(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> onnx.ModelProto:
@@ -165,11 +190,12 @@ def _body(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Arr
     )
 
 
-def _run_exposed(model: onnx.ModelProto, fused: Path, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+def expose(fused: Path, names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Runs the fused model with inner values as outputs; its weights stay where they are."""
-    exposed = onnx.ModelProto()
-    exposed.CopyFrom(model)
-    have = {output.name for output in model.graph.output}
+    if not names:
+        return {}
+    exposed = onnx.load(str(fused), load_external_data=False)
+    have = {output.name for output in exposed.graph.output}
     exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
     options = _options()
     options.register_custom_ops_library(str(fused.resolve().with_suffix(".so")))
@@ -177,7 +203,7 @@ def _run_exposed(model: onnx.ModelProto, fused: Path, names: Sequence[str], feed
         "session.model_external_initializers_file_folder_path", str(fused.resolve().parent)
     )
     session = ort.InferenceSession(exposed.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return [np.asarray(value) for value in session.run(list(names), dict(feeds))] if names else []
+    return {name: np.asarray(v) for name, v in zip(names, session.run(list(names), dict(feeds)), strict=True)}
 
 
 def _cases(

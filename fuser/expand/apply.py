@@ -77,11 +77,6 @@ def origin_of(node: ir.Node) -> str:
     return node.metadata_props.get(MARK, "")
 
 
-def name_of(node: ir.Node) -> str:
-    """What a node is called in messages."""
-    return node.name or node.outputs[0].name or node.op_type
-
-
 def own_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
     """The names of the model's own nodes that these are, or are parts of."""
     return tuple(dict.fromkeys(node.metadata_props.get(NAME) or node.name or node.op_type for node in nodes))

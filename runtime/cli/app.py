@@ -55,14 +55,26 @@ def optimize_command(
     model: Annotated[Path, typer.Argument(metavar=MODEL, help="The model to fuse.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="Written with OUT.so beside it.")],
     check: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with the original first.")] = True,
+    repros: Annotated[
+        Path | None,
+        typer.Option("--save-repro", metavar="DIR", help="Write regions whose kernel is wrong there, to report them."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Fuse a model and write it with its library of kernels beside it."""
     _read_model(model)
     with Console(stderr=True).status("optimising") as status:
         report = optimize(
-            model, output, options=Options.from_environment(), progress=lambda stage: status.update(stage), verify=check
+            model,
+            output,
+            options=Options.from_environment(),
+            progress=lambda stage: status.update(stage),
+            verify=check,
+            repros=repros,
         )
+    for fault in report.faults:
+        where = f"send us {fault.repro}" if fault.repro else "run again with --save-repro DIR and send us that"
+        print(f"BUG: left out a wrong {fault.kind} region ({fault.label}); {where}", file=sys.stderr)
     if as_json:
         _print_json(report.to_json())
     else:

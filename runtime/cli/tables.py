@@ -10,8 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from runtime.bench import BenchResult
-from runtime.report import Report
+from runtime.report import MissReport, Report
 from runtime.verify import Verdict
+
+MOVERS, MISSES = 8, 3  # names that are listed before "and … more"
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -27,16 +29,51 @@ def print_report(console: Console, report: Report) -> None:
         for (kind, label, nodes, op), times in counted.items():
             table.add_row(str(times), kind, escape(label), str(nodes), op)
         console.print(table)
-    if report.misses:
-        table = Table(title="not fused", title_justify="left")
-        for heading in ("kind", "node", "reason"):
-            table.add_column(heading, overflow="fold")
-        for miss in report.misses:
-            table.add_row(miss.kind, escape(miss.node), escape(miss.reason))
-        console.print(table)
+    print_coverage(console, report)
+    print_misses(console, report)
+    for fault in report.faults:
+        console.print(f"BUG IN TILEFUSE: {fault.kind} region left out, its kernel is wrong", style="bold red")
+        console.print(f"  {fault.label}: {fault.problem}", markup=False)
+        if fault.repro:
+            console.print(f"  please send us {fault.repro}", markup=False)
+        else:
+            console.print("  run again with --save-repro DIR and send us what it writes", markup=False)
     console.print(f"{report.nodes_before} nodes became {report.nodes_after} in {report.seconds:.1f} s")
     if report.output:
         console.print(f"wrote {report.output} and {report.library}", soft_wrap=True, markup=False)
+
+
+def print_coverage(console: Console, report: Report) -> None:
+    """What share of the model its regions are, and which operators still move data."""
+    coverage = report.coverage
+    kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items()) or "none"
+    console.print(
+        f"regions: {kinds}; they have {coverage.flops:.1%} of the floating-point operations "
+        f"and {coverage.nodes:.1%} of the nodes "
+        f"({coverage.nodes_fused} of {coverage.nodes_fused + coverage.nodes_left})",
+        markup=False,
+    )
+    if coverage.movers:
+        shown = ", ".join(coverage.movers[:MOVERS])
+        more = f" and {len(coverage.movers) - MOVERS} more" if len(coverage.movers) > MOVERS else ""
+        console.print(f"data movement left: {shown}{more}", markup=False)
+
+
+def print_misses(console: Console, report: Report) -> None:
+    """Every miss: how far the search got, what failed, what would help. Misses of one cause share an entry."""
+    groups: dict[tuple[str, str, str], list[MissReport]] = {}
+    for miss in report.misses:
+        groups.setdefault((miss.kind, miss.op, miss.advice), []).append(miss)
+    if groups:
+        console.print("[italic]not fused[/italic]")
+    for (kind, op, advice), misses in groups.items():
+        first = misses[0]
+        names = ", ".join(miss.node for miss in misses[:MISSES])
+        more = f" and {len(misses) - MISSES} more" if len(misses) > MISSES else ""
+        console.print(f"  {kind}: {op} {names}{more}", markup=False, highlight=False)
+        for title, text in (("found", first.reached), ("but", first.reason), ("at", first.failed), ("help", advice)):
+            if text:
+                console.print(f"    {title + ':':7}{text}", markup=False, highlight=False)
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:

@@ -1,5 +1,6 @@
 """How the server turns a model file into a session: the compiler and ONNX Runtime behind a `Loader`."""
 
+import logging
 from pathlib import Path
 
 import onnx
@@ -13,15 +14,22 @@ from runtime.server.model import ModelError
 from runtime.server.repository import Loader
 from runtime.server.settings import Settings
 
+LOG = logging.getLogger("tilefuse.server")
+
 
 def make_loader(options: Options) -> Loader:
     """A loader that keeps what it optimises in `options.cache` and runs sessions with `options.threads`."""
 
     def optimize_model(model: Path, output: Path) -> None:
         try:
-            optimize(model, output, options=options, progress=lambda stage: None)
+            report = optimize(model, output, options=options, progress=lambda stage: None)
         except CompileError as error:
             raise ModelError(str(error)) from error
+        for fault in report.faults:
+            LOG.error(
+                "%s: a fault of TileFuse, its %s region %s is wrong and was left out: %s",
+                *(model, fault.kind, fault.label, fault.problem),
+            )
 
     def open_session(model: Path, settings: Settings) -> ort.InferenceSession:
         threads = settings.threads if settings.threads is not None else options.threads

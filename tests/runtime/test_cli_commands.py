@@ -13,10 +13,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from fuser.coverage import Coverage
 from runtime.bench import BenchResult, Timing
 from runtime.cli import app, main
 from runtime.compare import OutputError
-from runtime.report import MissReport, RegionReport, Report
+from runtime.report import FaultReport, MissReport, RegionReport, Report
 from runtime.verify import RegionError, Verdict
 
 Run = Callable[..., "Outcome"]
@@ -93,10 +94,25 @@ REPORT = Report(
             kernel="attention_12345678",
         ),
     ),
-    misses=(MissReport(kind="row", node="Cumsum_9", reason="CumSum is not a reduction"),),
+    misses=(
+        MissReport(
+            kind="row",
+            node="Cumsum_9",
+            reason="CumSum is not a reduction",
+            op="CumSum",
+            reached="the anchor",
+            failed="CumSum Cumsum_9",
+            advice="use a product with a triangle",
+        ),
+    ),
     seconds=1.5,
+    coverage=Coverage(30, 10, 900, 100, ("Transpose turn_1",)),
+    faults=(FaultReport("row", "Add + Exp", ("Add_1", "Exp_2"), ("e",), "'e': is off", "repro/row-e"),),
 )
-KEYS = ["input", "output", "library", "nodes_before", "nodes_after", "regions", "misses", "seconds"]
+KEYS = [
+    *("input", "output", "library", "nodes_before", "nodes_after", "regions", "misses", "seconds"),
+    *("coverage", "kinds", "faults"),
+]
 GOOD = Verdict(True, (OutputError("y", 1e-7, 2e-7, 1e-5, None),), ("n=17",))
 WRONG = OutputError("y", 0.5, 0.25, 1e-5, "element 3 is 0.5 off")
 BAD = Verdict(False, (WRONG,), ("n=17",), "output 'y' at n=17: off", (RegionError("node_1", "FusedRow_1", (WRONG,)),))
@@ -112,7 +128,27 @@ def test_optimize_passes_its_arguments_and_prints_json(run: Run, replace: Any, m
     answer = json.loads(outcome.out)
     assert sorted(answer) == sorted(KEYS)
     assert answer["regions"][0]["op"] == "FusedAttention_12345678"
-    assert answer["misses"][0] == {"kind": "row", "node": "Cumsum_9", "reason": "CumSum is not a reduction"}
+    assert answer["misses"][0] == {
+        "kind": "row",
+        "node": "Cumsum_9",
+        "reason": "CumSum is not a reduction",
+        "op": "CumSum",
+        "reached": "the anchor",
+        "failed": "CumSum Cumsum_9",
+        "advice": "use a product with a triangle",
+    }
+    assert answer["kinds"] == {"attention": 1}
+    assert answer["coverage"] == {
+        "nodes_fused": 30,
+        "nodes_left": 10,
+        "flops_fused": 900,
+        "flops_left": 100,
+        "movers": ["Transpose turn_1"],
+        "nodes": 0.75,
+        "flops": 0.9,
+    }
+    assert answer["faults"][0]["repro"] == "repro/row-e"
+    assert outcome.err.count("BUG") == 1  # loud, and not in the JSON
 
 
 def test_optimize_can_skip_the_check_and_prints_a_table(run: Run, replace: Any, model: Path) -> None:
@@ -120,8 +156,15 @@ def test_optimize_can_skip_the_check_and_prints_a_table(run: Run, replace: Any, 
     outcome = run("optimize", model, "-o", "out.onnx", "--no-verify")
     assert outcome.status == 0
     assert called.named["verify"] is False
-    for text in ("attention", "layer 0", "FusedAttention_12345678", "CumSum is not a reduction", "40 nodes became 5"):
+    for text in (
+        *("attention", "layer 0", "FusedAttention_12345678", "CumSum is not a reduction", "40 nodes became 5"),
+        *("90.0% of the floating-point", "75.0% of the nodes (30 of 40)", "Transpose turn_1", "BUG IN TILEFUSE"),
+        *("use a product with a triangle", "repro/row-e"),
+    ):
         assert text in outcome.out
+    assert called.named["repros"] is None
+    run("optimize", model, "-o", "out.onnx", "--save-repro", "repro")
+    assert called.named["repros"] == Path("repro")
 
 
 def test_explain_writes_nothing(run: Run, replace: Any, model: Path) -> None:
