@@ -1,0 +1,129 @@
+"""Fuses and verifies every model of a folder: python benchmarks/exports.py DIR [--quick] [--json FILE] [--only TEXT]
+
+In: a folder of ONNX files. Out: one row per model: nodes before and after, regions by kind, attention found and fused,
+the shares of floating-point operations and nodes inside regions, operators left that move data, the verdict with the
+largest relative error, and seconds. A model that cannot be fused or run is a row with the reason. The exit status is 1
+when a fused model is wrong or a region had to be left out.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from runtime.compile import CompileError, optimize
+from runtime.inputs import InputError
+from runtime.options import Options
+from runtime.report import Report
+from runtime.session import LoadError
+from runtime.verify import VerifyError, verify
+
+QUICK = 6  # models, the smallest files first
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One model's row. `verdict` is "ok", "wrong: …" or "failed: …"; `error` is relative to the output's own size."""
+
+    model: str
+    verdict: str
+    seconds: float
+    error: float | None = None
+    nodes_before: int = 0
+    nodes_after: int = 0
+    regions: dict[str, int] = field(default_factory=dict[str, int])
+    attention_found: int = 0
+    attention_fused: int = 0
+    flops: float = 0.0
+    nodes: float = 0.0
+    movers: tuple[str, ...] = ()
+    misses: tuple[str, ...] = ()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--quick", action="store_true", help=f"the {QUICK} smallest models only")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--only", default="", help="models whose file name contains this")
+    arguments = parser.parse_args()
+    models = sorted(path for path in arguments.folder.glob("*.onnx") if arguments.only in path.name)
+    if not models:
+        sys.exit(f"{arguments.folder}: no ONNX models with {arguments.only!r} in their names")
+    if arguments.quick:
+        models = sorted(models, key=lambda path: path.stat().st_size)[:QUICK]
+    rows: list[Sweep] = []
+    for model in models:
+        rows.append(sweep(model))
+        print(describe(rows[-1]), flush=True)
+    wrong = [row.model for row in rows if row.verdict != "ok"]
+    print(f"{len(rows) - len(wrong)} of {len(rows)} models are fused and right")
+    if wrong:
+        print(f"not: {', '.join(wrong)}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    sys.exit(1 if any(row.verdict.startswith("wrong") for row in rows) else 0)
+
+
+def sweep(model: Path) -> Sweep:
+    """Fuses one model and compares it with the original."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tilefuse-sweep-") as folder:
+        fused = Path(folder) / "fused.onnx"
+        try:
+            report = optimize(
+                model, fused, options=Options.from_environment(), progress=lambda stage: None, verify=False
+            )
+            verdict = verify(model, fused)
+        except (CompileError, InputError, LoadError, VerifyError) as error:
+            return Sweep(model.name, f"failed: {' '.join(str(error).split())[:300]}", time.monotonic() - start)
+    words = (
+        "ok"
+        if verdict.ok
+        else f"wrong: {verdict.mismatch}; {', '.join(r.node for r in verdict.regions) or 'no region'}"
+    )
+    error = max((output.max_rel for output in verdict.outputs), default=None)
+    return _row(model.name, report, words, error, time.monotonic() - start)
+
+
+def _row(name: str, report: Report, verdict: str, error: float | None, seconds: float) -> Sweep:
+    fused = report.kinds.get("attention", 0)
+    missed = sum(miss.kind == "attention" for miss in report.misses)
+    return Sweep(
+        name,
+        verdict,
+        seconds,
+        error=error,
+        nodes_before=report.nodes_before,
+        nodes_after=report.nodes_after,
+        regions=report.kinds,
+        attention_found=fused + missed,
+        attention_fused=fused,
+        flops=report.coverage.flops,
+        nodes=report.coverage.nodes,
+        movers=report.coverage.movers,
+        misses=tuple(f"{miss.kind} {miss.op} {miss.node}: {miss.reason}" for miss in report.misses),
+    )
+
+
+def describe(row: Sweep) -> str:
+    """One line for people."""
+    if row.verdict.startswith("failed"):
+        return f"{row.model:28} {row.verdict}"
+    kinds = " ".join(f"{kind} {count}" for kind, count in row.regions.items())
+    movers: dict[str, int] = {}
+    for mover in row.movers:
+        movers[mover.split()[0]] = movers.get(mover.split()[0], 0) + 1
+    left = " ".join(f"{operator} {count}" for operator, count in movers.items()) or "none"
+    return (
+        f"{row.model:28} {row.nodes_before:4} → {row.nodes_after:3} nodes  attention {row.attention_fused} of "
+        f"{row.attention_found}  flops {row.flops:6.1%}  nodes {row.nodes:6.1%}  [{kinds}]  movers left: {left}  "
+        f"{row.verdict}, error {row.error or 0:.1e}, {row.seconds:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
