@@ -80,11 +80,19 @@ class Cuts:
                 return found
             if value in anchors:
                 return self.load(value, index)
-            if value in through or self.is_known(value):
+            if self.is_known(value):
+                return None
+            if self.is_outer(value):
+                return self.load(value, index)
+            if value in through:
                 return None
             return self.load(value, index) if value in self.plan(value, mode).leaves else None
 
         return Inliner(self.shapes, self.opset, leaf)
+
+    def is_outer(self, value: ir.Value) -> bool:
+        """Whether a node of another graph makes the value: a body reads what is outside of it as it is."""
+        return value.producer() is not None and self.remains.producer(value) is None
 
     def is_known(self, value: ir.Value) -> bool:
         """Whether the value's elements need no load: a pattern of the index, or small known integers."""
@@ -113,7 +121,7 @@ class Cuts:
         whole = Plan(frozenset({value}), 0)
         if self.is_known(value):
             return Plan(NOTHING, 1)
-        node = value.producer()
+        node = self.remains.producer(value)
         if node is None or value in self.remains.makers or rule_of(node) is None:
             return whole
         if is_pointwise(node) and (mode == "view" or self.is_home(value)):
@@ -204,8 +212,11 @@ def trail(
 ) -> tuple[frozenset[ir.Value], list[ir.Value]]:
     """The values between `value` and those of `targets` that views and pointwise work make it of, and these targets.
 
-    Targets come nearest first. Chains that visit more than `limit` values are not followed to their end.
+    Targets come nearest first. Only nodes of the graph that `value` is in are looked through, and chains that visit
+    more than `limit` values are not followed to their end.
     """
+    last = value.producer()
+    home = None if last is None else last.graph
     order: list[ir.Value] = [value]
     seen = {value}
     reached: list[ir.Value] = []
@@ -214,7 +225,7 @@ def trail(
             reached.append(current)
             continue
         node = current.producer()
-        if node is None or rule_of(node) is None or len(order) > limit:
+        if node is None or node.graph is not home or rule_of(node) is None or len(order) > limit:
             continue
         for source in data_inputs(node):
             if source not in seen:

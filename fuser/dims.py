@@ -49,6 +49,12 @@ class Facts:
     equal: tuple[tuple[Expr, Expr], ...] = ()
     bounds: tuple[Expr, ...] = ()
 
+    def joined(self, other: "Facts") -> "Facts":
+        """Both; where both say what a dim equals, these facts do."""
+        equal = {**dict(other.equal), **dict(self.equal)}
+        order = dict.fromkeys((*dict(self.equal), *equal))
+        return Facts(tuple((dim, equal[dim]) for dim in order), tuple(dict.fromkeys((*self.bounds, *other.bounds))))
+
 
 @dataclass(slots=True)
 class Dims:
@@ -57,7 +63,7 @@ class Dims:
     facts: Facts
     fresh: set[Sym] = field(default_factory=set[Sym])
     found: Facts = field(default_factory=Facts)
-    recording: bool = True  # off in the branches of an If, which may not run
+    recording: bool = True  # off in bodies of loops: they may never run, and no iteration checks the last results
     _bounds: list[Poly] = field(init=False)
     _equal: dict[Expr, Expr] = field(init=False)
 
@@ -68,6 +74,12 @@ class Dims:
             for _ in self._equal:  # a chain of equalities ends after at most as many steps as there are
                 new = substitute(new, self._equal)
             self._equal[old] = new
+
+    def within(self, facts: Facts) -> "Dims":
+        """Dim arithmetic where `facts` hold too, which gathers facts of its own."""
+        inner = Dims(self.facts.joined(facts), fresh=self.fresh)
+        inner._bounds += self._bounds
+        return inner
 
     def known(self, expr: Expr) -> Expr:
         """What a dim (a symbol or an undecided broadcast) is known to equal; the dim itself when nothing is known."""

@@ -58,7 +58,7 @@ def _outside(model: ir.Model, shapes: Shapes, regions: Iterable[Region]) -> Mapp
     makers = {value: region for region in regions for value in region.outputs}
     found: dict[str, list[ir.Node]] = {}
     seen: set[ir.Value] = set()
-    stack = [*model.graph.outputs]
+    stack = [value for graph in model.graphs() for value in graph.outputs]
     while stack:
         value = stack.pop()
         if value in seen:
@@ -80,7 +80,7 @@ def _outside(model: ir.Model, shapes: Shapes, regions: Iterable[Region]) -> Mapp
 
 def _reason(key: str, model: ir.Model, outside: Iterable[ir.Node], misses: Iterable[Miss]) -> str:
     """Why an operator does not fuse: what the scan says of its pieces, else which of them stay outside."""
-    names = {name_of(node) for node in model.graph if origin_of(node) == key}
+    names = {name_of(node) for node in model.graph.all_nodes() if origin_of(node) == key}
     said = [miss.reason for miss in misses if miss.node in names]
     if said:
         return f"is left whole: in its definition, {said[0]}"

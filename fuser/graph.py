@@ -21,6 +21,7 @@ class Remains:
 
     nodes: tuple[ir.Node, ...]
     position: dict[ir.Node, int]
+    captures: dict[ir.Node, frozenset[ir.Value]]
     users: dict[ir.Value, set[User]]
     alive: set[ir.Node]
     makers: dict[ir.Value, Region]
@@ -29,6 +30,7 @@ class Remains:
         """`plumbing` nodes (shape arithmetic whose result is known) count as users of nothing."""
         self.nodes = tuple(graph)
         self.position = {node: i for i, node in enumerate(self.nodes)}
+        self.captures = {node: found for node in self.nodes if (found := frozenset(captured(node)))}
         self.users = {}
         self.alive = set(self.nodes)
         self.makers = {}
@@ -38,10 +40,15 @@ class Remains:
             for value in node.inputs:
                 if value is not None and not plumbing(node):
                     self.users.setdefault(value, set()).add(node)
-            for value in captured(node):
+            for value in self.captures.get(node, ()):
                 self.users.setdefault(value, set()).add(OUTSIDE)
         for node in reversed(self.nodes):
             self._release(node)
+
+    def producer(self, value: ir.Value) -> ir.Node | None:
+        """The node of this graph that makes `value`; None for inputs, weights and values of outer graphs."""
+        node = value.producer()
+        return node if node in self.position else None
 
     def users_of(self, value: ir.Value) -> set[User]:
         """Who still reads `value`."""
@@ -76,8 +83,8 @@ class Remains:
                 if value is None:
                     continue
                 self.users.get(value, set()).discard(current)
-                producer = value.producer()
-                if producer is not None and producer in self.position:
+                producer = self.producer(value)
+                if producer is not None:
                     pending.append(producer)
 
     def reaches(self, starts: Iterable[ir.Value], targets: set[ir.Node]) -> bool:
@@ -89,13 +96,13 @@ class Remains:
         stack = list(starts)
         while stack:
             value = stack.pop()
-            node = value.producer()
-            if value in seen or node is None or self.position.get(node, -1) < low:
+            node = self.producer(value)
+            if value in seen or node is None or self.position[node] < low:
                 continue
             seen.add(value)
             if node in targets:
                 return True
-            stack.extend(source for source in node.inputs if source is not None)
+            stack.extend(self.reads(node))
         return False
 
     def waits(self, region: Region) -> bool:
@@ -106,7 +113,7 @@ class Remains:
         stack = list(region.inputs)
         while stack:
             value = stack.pop()
-            node = value.producer()
+            node = self.producer(value)
             if value in seen or node is None:
                 continue
             seen.add(value)
@@ -114,18 +121,29 @@ class Remains:
             last = node if maker is None else maker.nodes[-1]
             if maker is None and node in inside:
                 return True
-            if self.position.get(last, -1) >= low:
-                needed = node.inputs if maker is None else maker.inputs
-                stack.extend(source for source in needed if source is not None)
+            if self.position[last] >= low:
+                stack.extend(self.reads(node) if maker is None else maker.inputs)
         return False
+
+    def reads(self, node: ir.Node) -> list[ir.Value]:
+        """What the node reads, by its subgraphs too."""
+        return [*(value for value in node.inputs if value is not None), *self.captures.get(node, ())]
 
     def circular(self, regions: Sequence[Region]) -> list[Region]:
         """The regions on a cycle, or between cycles, of the graph in which every region is one node."""
         makers = {value: region for region in regions for value in region.outputs}
-        needs: dict[User, set[User]] = {item: set(_needs(item, makers)) for item in (*self.nodes, *regions)}
+        needs: dict[User, set[User]] = {item: set(self._needs(item, makers)) for item in (*self.nodes, *regions)}
         left = _waiting(needs)
         left = _waiting(_reversed({item: needs[item] & left for item in left}))
         return [region for region in regions if region in left]
+
+    def _needs(self, item: User, makers: Mapping[ir.Value, Region]) -> list[User]:
+        """The nodes and regions that make what the item reads."""
+        if isinstance(item, str):
+            return []
+        values = self.reads(item) if isinstance(item, ir.Node) else item.inputs
+        found = [makers.get(value) or self.producer(value) for value in values]
+        return [maker for maker in found if maker is not None]
 
 
 def _waiting(needs: Mapping[User, set[User]]) -> set[User]:
@@ -150,31 +168,25 @@ def _reversed(needs: Mapping[User, set[User]]) -> dict[User, set[User]]:
     return followers
 
 
-def _needs(item: User, makers: Mapping[ir.Value, Region]) -> list[User]:
-    """The nodes and regions that make what the item reads."""
-    values: list[ir.Value] = []
-    if isinstance(item, ir.Node):
-        values = [*(value for value in item.inputs if value is not None), *captured(item)]
-    elif not isinstance(item, str):
-        values = list(item.inputs)
-    found = [makers.get(value) or value.producer() for value in values]
-    return [maker for maker in found if maker is not None]
+def bodies(node: ir.Node) -> list[tuple[str, ir.Graph]]:
+    """The node's subgraphs by the attribute that each is in."""
+    found: list[tuple[str, ir.Graph]] = []
+    for name, attr in node.attributes.items():
+        if attr.type == ir.AttributeType.GRAPH:
+            found.append((name, attr.as_graph()))
+        elif attr.type == ir.AttributeType.GRAPHS:
+            found += [(f"{name}{number}", graph) for number, graph in enumerate(attr.as_graphs())]
+    return found
 
 
 def captured(node: ir.Node) -> set[ir.Value]:
     """Values of outer graphs that the node's subgraphs read."""
     found: set[ir.Value] = set()
-    for attr in node.attributes.values():
-        graphs: Sequence[ir.Graph] = ()
-        if attr.type == ir.AttributeType.GRAPH:
-            graphs = (attr.as_graph(),)
-        elif attr.type == ir.AttributeType.GRAPHS:
-            graphs = tuple(attr.as_graphs())
-        for graph in graphs:
-            own = {*graph.inputs, *graph.initializers.values()}
-            for inner in graph:
-                own.update(inner.outputs)
-            reads = {value for inner in graph for value in inner.inputs if value is not None}
-            reads |= {value for inner in graph for value in captured(inner)} | set(graph.outputs)
-            found |= reads - own
+    for _, graph in bodies(node):
+        own = {*graph.inputs, *graph.initializers.values()}
+        for inner in graph:
+            own.update(inner.outputs)
+        reads = {value for inner in graph for value in inner.inputs if value is not None}
+        reads |= {value for inner in graph for value in captured(inner)} | set(graph.outputs)
+        found |= reads - own
     return found

@@ -66,7 +66,7 @@ def _body(draft: Draft, inputs: list[ir.Value], cuts: Cuts) -> tuple[ir.Node, ..
         value = stack.pop()
         if value in known:
             continue
-        node = value.producer()
+        node = cuts.remains.producer(value)
         if content_of(value, cuts.shapes) is not None and node not in draft.core:
             continue
         if value.const_value is not None and value.const_value.nbytes <= COPY_LIMIT and not value.is_graph_input():

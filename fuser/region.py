@@ -12,7 +12,8 @@ class Region:
     """A set of nodes that one kernel replaces.
 
     `inputs` stand in the order of `spec.inputs`, `outputs` in the order of the spec's results; `nodes` are in
-    topological order. `label` is for the report only ("attention, causal", "LayerNorm + skip").
+    topological order. `label` is for the report only ("attention, causal", "LayerNorm + skip"). All nodes are in one
+    graph; `body` says in which ("" for the model's own, "/layer/If.then_branch" for a branch).
     """
 
     kind: str  # "attention", "contraction" or "row"
@@ -21,6 +22,7 @@ class Region:
     inputs: tuple[ir.Value, ...]
     outputs: tuple[ir.Value, ...]
     spec: Spec
+    body: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Miss:
     reached: str = ""
     failed: str = ""
     advice: str = ""
+    body: str = ""
 
 
 def name_of(node: ir.Node) -> str:

@@ -139,10 +139,11 @@ class _Surgery:
     def _output(self, value: ir.Value) -> ir.Value:
         """The fused node's output: as declared when it is a graph output, with symbolic dims elsewhere."""
         dtype, shape = value.type, value.shape
-        if not value.is_graph_output():
-            known, element = self.shapes.shape(value), self.shapes.dtype(value)
-            shape = shape if known is None else ir.Shape([_dim(size) for size in known])
-            dtype = dtype if element is None else ir.TensorType(element)
+        known, element = self.shapes.shape(value), self.shapes.dtype(value)
+        if known is not None and (shape is None or not value.is_graph_output()):
+            shape = ir.Shape([_dim(size) for size in known])
+        if element is not None and (dtype is None or not value.is_graph_output()):
+            dtype = ir.TensorType(element)
         return ir.Value(name=f"{value.name}.fused", type=dtype, shape=shape, metadata_props=dict(value.metadata_props))
 
     def _name(self, region: Region) -> str:

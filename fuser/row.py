@@ -61,7 +61,7 @@ def _before(node: ir.Node, rows: Rows, cuts: Cuts) -> list[ir.Node]:
     queue = data_inputs(node)[:2]
     while queue and len(found) < BEFORE:
         value = queue.pop(0)
-        producer = value.producer()
+        producer = cuts.remains.producer(value)
         if producer is None or producer in found or value in cuts.remains.makers or not is_pointwise(producer):
             continue
         if producer not in cuts.remains.alive or rows.place(value) is None or cuts.is_known(value):

@@ -1,12 +1,12 @@
 """Finds everything worth fusing in a model: regions, and misses with their reasons.
 
-Comes in: a model and its shapes. Goes out: regions in graph order and misses. Invariants: no node that a region's
-outputs come from is computed by another region, every output of the graph is still made by someone, and the graph with
-each region as one node has no cycle.
+Comes in: a model and its shapes. Goes out: regions in graph order, those in bodies of If, Loop and Scan last, and
+misses. Invariants: a region's nodes are in one graph, no node that a region's outputs come from is computed by another
+region, every output of a graph is still made by someone, and a graph with each region as one node has no cycle.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -14,7 +14,7 @@ from fuser import attention, contraction, row
 from fuser.cuts import Cuts, is_plumbing
 from fuser.dots import Dot, is_dot
 from fuser.element import LiftError, stage
-from fuser.graph import Remains
+from fuser.graph import Remains, bodies
 from fuser.lift import is_pointwise
 from fuser.lower import Draft, lower
 from fuser.reductions import is_reduction
@@ -37,13 +37,6 @@ LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing
         ("", name): ("row", f"{name} has no translation into a row program")
         for name in ("InstanceNormalization", "CumSum", "ArgMax", "ArgMin", "TopK", "Hardmax")
     },
-    **{
-        ("", name): (
-            "graph",
-            f"the body of {name} is not searched; move the work out of it, or export without control flow",
-        )
-        for name in ("If", "Loop", "Scan")
-    },
 }
 
 
@@ -52,20 +45,33 @@ ADVICE: dict[str, str] = {  # what would make a region, by the kind that was loo
     "attention": "express {failed} in operators that read or move single elements (pointwise work, changes of layout)",
     "contraction": "express {failed} as a MatMul, Gemm, two-operand Einsum or 1×1 Conv of floats",
     "row": "express {failed} as Reduce operators or a normalisation over whole rows, with pointwise work around it",
-    "graph": "export without control flow, or move the work out of {failed}",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A graph to scan: the body it is (see `Region.body`), inputs of its own and of the graphs around it, its facts."""
+
+    body: str
+    graph: ir.Graph
+    inputs: tuple[ir.Value, ...]
+    shapes: Shapes
 
 
 @dataclass(slots=True)
 class _Scan:
-    """The state of one scan."""
+    """The state of the scan of one graph."""
 
-    model: ir.Model
+    place: _Place
     cuts: Cuts
     dots: dict[ir.Value, Dot]
     cost: CostModel
     regions: list[Region] = field(default_factory=list[Region])
     misses: dict[ir.Node, Miss] = field(default_factory=dict[ir.Node, Miss])
+
+    def lowered(self, draft: Draft) -> Region:
+        """The region of a draft. LiftError when there is none."""
+        return replace(lower(draft, self.cuts, self.place.inputs), body=self.place.body)
 
     def attempt(self, kind: str, node: ir.Node, find: Callable[[], Draft | None]) -> None:
         """Take the region that `find` drafts, or note why there is none."""
@@ -74,7 +80,7 @@ class _Scan:
             if draft is None:
                 return
             with stage(f"{draft.label}: the whole program was found"):
-                region = lower(draft, self.cuts, self.model.graph.inputs)
+                region = self.lowered(draft)
         except LiftError as error:
             self.miss(kind, node, error)
             return
@@ -91,7 +97,7 @@ class _Scan:
 
     def miss(self, kind: str, node: ir.Node, error: LiftError) -> None:
         """Note a miss; the first kind that was tried says most."""
-        self.misses.setdefault(node, _miss(kind, node, error))
+        self.misses.setdefault(node, replace(_miss(kind, node, error), body=self.place.body))
 
 
 def _miss(kind: str, node: ir.Node, error: LiftError) -> Miss:
@@ -108,12 +114,31 @@ def _miss(kind: str, node: ir.Node, error: LiftError) -> Miss:
 
 
 def scan(model: ir.Model, shapes: Shapes, cost: CostModel = EVERYTHING) -> tuple[tuple[Region, ...], tuple[Miss, ...]]:
-    """All regions of the top-level graph, in graph order, and what was left alone."""
+    """All regions of the model's graph and of the bodies in it, in graph order, and what was left alone."""
     opset = model.graph.opset_imports.get("", 1)
-    remains = Remains(model.graph, lambda node: is_plumbing(node, shapes))
-    cuts = Cuts(shapes, opset, remains, sites_of(model.graph, shapes, opset))
+    regions: list[Region] = []
+    misses: list[Miss] = []
+    places = [_Place("", model.graph, tuple(model.graph.inputs), shapes)]
+    for place in places:  # grows by the bodies of what is left of each
+        state = _scan(place, opset, cost)
+        found = _acyclic(state)
+        fused = {node for region in found if region.kind == attention.KIND for node in region.nodes}
+        regions += found
+        misses += [miss for node, miss in state.misses.items() if node not in fused]
+        for node in state.cuts.remains.nodes:
+            for name, inner in bodies(node) if _free(state, node) else ():
+                body = f"{place.body}/{name_of(node).lstrip('/')}.{name}"
+                places.append(_Place(body, inner, (*inner.inputs, *place.inputs), place.shapes.inside(inner)))
+    return tuple(regions), tuple(misses)
+
+
+def _scan(place: _Place, opset: int, cost: CostModel) -> _Scan:
+    """The scan of one graph."""
+    shapes = place.shapes
+    remains = Remains(place.graph, lambda node: is_plumbing(node, shapes))
+    cuts = Cuts(shapes, opset, remains, sites_of(place.graph, shapes, opset))
     dots, refused = attention.dots_of(remains.nodes, cuts)
-    state = _Scan(model, cuts, dots, cost)
+    state = _Scan(place, cuts, dots, cost)
     for node, error in refused.items():
         state.miss("contraction", node, error)
     for node in remains.nodes:
@@ -123,9 +148,7 @@ def scan(model: ir.Model, shapes: Shapes, cost: CostModel = EVERYTHING) -> tuple
             state.miss(kind, node, LiftError(reason, node=node))
     for finder in (_attentions, _contractions, _reductions, _pointwise):  # the deepest structure first
         finder(state)
-    regions = _acyclic(state)
-    fused = {node for region in regions if region.kind == attention.KIND for node in region.nodes}
-    return regions, tuple(miss for node, miss in state.misses.items() if node not in fused)
+    return state
 
 
 def _acyclic(state: _Scan) -> tuple[Region, ...]:
@@ -171,7 +194,7 @@ def _siblings(state: _Scan, dot: Dot, later: list[Dot]) -> bool:
     for count in range(min(len(family), contraction.SIBLINGS), 1, -1):
         try:
             draft = contraction.draft_of(family[:count], state.cuts)
-            region = lower(draft, state.cuts, state.model.graph.inputs)
+            region = state.lowered(draft)
         except LiftError:  # then each is a region of its own, and says why where it is not
             continue
         if not state.cuts.remains.waits(region) and state.cost.merges(region.spec):

@@ -9,7 +9,7 @@ inner values is used only for operators that have no rule, and then only its num
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -30,13 +30,21 @@ DOMAINS: Mapping[str, Mapping[str, Rule]] = {"": STANDARD, "ai.onnx": STANDARD, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shapes:
-    """What is known of every value. `facts` hold in every run of the model that raises no error."""
+    """What is known of every value. `facts` hold in every run of the model that raises no error.
+
+    `branches` has, per branch of an If, the facts that hold whenever that branch runs and raises no error.
+    """
 
     shapes: Mapping[ir.Value, Shape]
     contents: Mapping[ir.Value, Content]
     dtypes: Mapping[ir.Value, ir.DataType]
     facts: Facts
     fresh: frozenset[Sym]
+    branches: Mapping[ir.Graph, Facts]
+
+    def inside(self, graph: ir.Graph) -> "Shapes":
+        """The same for nodes of `graph`, a body of one of the nodes that these are for."""
+        return replace(self, facts=self.branches.get(graph, self.facts))
 
     def shape(self, value: ir.Value) -> Shape | None:
         """The dims of a tensor; None when not even its rank is known."""
@@ -64,43 +72,47 @@ class Shapes:
 
 def infer(model: ir.Model) -> Shapes:
     """Shapes, types and contents of every value in the graph and its subgraphs. The model is not changed."""
-    facts, engine = Facts(), _infer_once(model, Facts())
+    facts = {model.graph: Facts()}
+    engine = _infer_once(model, facts)
     for _ in range(ROUNDS):
-        found = engine.dims.found
-        if set(found.equal) <= set(facts.equal) and set(found.bounds) <= set(facts.bounds):
+        wider = {graph: facts.get(graph, Facts()).joined(found) for graph, found in engine.found.items()}
+        if wider == facts:
             break
-        equal = {**dict(facts.equal), **{a: b for a, b in found.equal if a not in dict(facts.equal)}}
-        facts = Facts(tuple(equal.items()), tuple(dict.fromkeys((*facts.bounds, *found.bounds))))
+        facts = wider
         engine = _infer_once(model, facts)
     known = engine.known
     return Shapes(
         MappingProxyType(known.shapes),
         MappingProxyType(known.contents),
         MappingProxyType(known.dtypes),
-        facts,
+        facts[model.graph],
         frozenset(engine.dims.fresh),
+        MappingProxyType(engine.given),
     )
 
 
-def _infer_once(model: ir.Model, facts: Facts) -> "_Engine":
-    engine = _Engine(model, Dims(facts))
+def _infer_once(model: ir.Model, facts: Mapping[ir.Graph, Facts]) -> "_Engine":
+    engine = _Engine(model, Dims(facts[model.graph]), facts=facts)
     engine.enter_inputs(model.graph.inputs)
     engine.infer_graph(model.graph)
+    engine.found[model.graph] = engine.dims.found
     return engine
 
 
 @dataclass(slots=True)
 class _Engine:
-    """One round of inference."""
+    """One round of inference.
+
+    `facts` are those of the rounds before, `found` the new ones, per graph: the main one and each branch of an If, as
+    what a branch needs holds only where it runs. `given` has all facts that hold in a branch.
+    """
 
     model: ir.Model
     dims: Dims
-    known: Known
-
-    def __init__(self, model: ir.Model, dims: Dims, known: Known | None = None) -> None:
-        self.model = model
-        self.dims = dims
-        self.known = Known() if known is None else known
+    known: Known = field(default_factory=Known)
+    facts: Mapping[ir.Graph, Facts] = field(default_factory=dict[ir.Graph, Facts])
+    found: dict[ir.Graph, Facts] = field(default_factory=dict[ir.Graph, Facts])
+    given: dict[ir.Graph, Facts] = field(default_factory=dict[ir.Graph, Facts])
 
     # -- graphs -------------------------------------------------------------------------------------------------------
 
@@ -264,7 +276,7 @@ class _Engine:
 
     def _infer_function(self, node: ir.Node, function: ir.Function) -> None:
         """A call of a model-local function: its body, with the call's inputs."""
-        inner = _Engine(self.model, self.dims, self.known.copy())
+        inner = _Engine(self.model, self.dims, self.known.copy(), self.facts, self.found, self.given)
         for parameter, value in zip(function.inputs, node.inputs, strict=False):
             _move(value, parameter, self.known, inner.known)
         for inner_node in function:
@@ -275,15 +287,21 @@ class _Engine:
     def infer_if(self, call: Call) -> None:
         """If: what both branches agree on; one branch alone when the condition is known."""
         branches = [attr.as_graph() for name in ("then_branch", "else_branch") if (attr := call.attribute(name))]
-        recording, self.dims.recording = self.dims.recording, False
         for branch in branches:
-            self.infer_graph(branch)
-        self.dims.recording = recording
+            self._infer_branch(branch)
         condition = call.content(0)
         if condition is not None and condition.size == 1 and hasattr(condition.flat[0], "value"):
             branches = branches[:1] if condition.flat[0].value else branches[1:]
         for index, value in enumerate(call.node.outputs):
             self._merge(value, [branch.outputs[index] for branch in branches])
+
+    def _infer_branch(self, branch: ir.Graph) -> None:
+        """A branch of an If under facts of its own."""
+        outer = self.dims
+        self.dims = outer.within(self.facts.get(branch, Facts()))
+        self.infer_graph(branch)
+        self.found[branch], self.given[branch] = self.dims.found, self.dims.facts
+        self.dims = outer
 
     def _merge(self, value: ir.Value, sources: Sequence[ir.Value]) -> None:
         shapes = [self.known.shapes.get(source) for source in sources]

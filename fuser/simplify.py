@@ -1,8 +1,9 @@
 """Removes what computes nothing and folds what is already known. Only exact changes; the graph's interface stays.
 
 Comes in: a model, changed in place. Goes out: the same model, without identities, inference Dropouts and Casts to the
-type that is there already, and with small constant results as initializers (a mask buffer that is sliced to a dynamic
-size is not constant and stays).
+type that is there already. The branch that is always taken stands in the place of its If. Small constant results are
+initializers (a mask buffer that is sliced to a dynamic size is not constant and stays). Weights of bodies are in the
+main graph, and names in bodies are unique.
 """
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 
 from fuser.dims import literal_product
+from fuser.names import name_apart
 from fuser.shape_call import Content
 from fuser.shapes import Shapes, infer
 from tilecore.contract.expr import Const
@@ -29,9 +31,11 @@ FOLDED = frozenset(
 
 def simplify(model: ir.Model) -> None:
     """Apply everything in this module until nothing changes."""
+    name_apart(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
     while True:
         shapes = infer(model)
-        changed = [_bypass(model, shapes), _fold(model, shapes)]
+        changed = [_unfold(model, shapes), _bypass(model, shapes), _fold(model, shapes)]
         common.RemoveUnusedNodesPass()(model)
         if not any(changed):
             return
@@ -91,6 +95,44 @@ def _replace(node: ir.Node, source: ir.Value) -> bool:
         node.graph.remove(node, safe=True)
     source.name, source.type, source.shape = name, dtype, shape  # what the graph declares of its output
     return True
+
+
+def _unfold(model: ir.Model, shapes: Shapes) -> bool:
+    """Put the branch of every If with a known condition in its place; an Identity keeps each of its outputs."""
+    changed = False
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        branch, graph = _branch(node, shapes), node.graph
+        if branch is None or graph is None:
+            continue
+        inner, results = list(branch), list(branch.outputs)
+        branch.remove(inner)
+        for value in list(branch.initializers.values()):  # an output of the branch: others are in the main graph
+            branch.initializers.pop(value.name or "")
+            model.graph.register_initializer(value)
+        branch.outputs.clear()
+        copies = [
+            ir.Node("", "Identity", [result], outputs=[ir.Value(name=f"{output.name}.chosen", type=output.type)])
+            for result, output in zip(results, node.outputs, strict=True)
+        ]
+        graph.insert_before(node, [*inner, *copies])
+        for output, copy in zip(node.outputs, copies, strict=True):
+            name, shape = output.name, output.shape
+            output.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
+            output.name = f"{name}.unused"
+            copy.outputs[0].name, copy.outputs[0].shape = name, shape
+        graph.remove(node, safe=True)
+        changed = True
+    return changed
+
+
+def _branch(node: ir.Node, shapes: Shapes) -> ir.Graph | None:
+    """The branch that an If always takes; None when that is not known, or the node is no If."""
+    if node.op_type != "If" or node.domain not in ("", "ai.onnx") or node.inputs[0] is None:
+        return None
+    condition = shapes.content(node.inputs[0])
+    if condition is None or condition.size != 1 or not isinstance(condition.flat[0], Const):
+        return None
+    return node.attributes["then_branch" if condition.flat[0].value else "else_branch"].as_graph()
 
 
 # -- constants --------------------------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ def _pieces(node: ir.Node, shapes: Shapes, opset: int) -> Site | None:
     peak = None if top is None else top.producer()
     if scores is None or peak is None or peak.op_type != "ReduceMax" or peak.inputs[0] is not scores:
         return None
+    if any(piece.graph is not node.graph for piece in (exp, total, shifted, peak)):
+        return None
     try:
         axes = [reduced_axes(reduce, shapes, opset) for reduce in (total, peak)]
     except LiftError:  # axes that are computed at run time: not a softmax that can be told

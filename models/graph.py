@@ -5,7 +5,7 @@ A writer with `sizes` builds the static twin of a symbolic graph: its dims becom
 (`extent`, `shape`) becomes constants, as exporters fold it.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +64,7 @@ class GraphWriter:
             return dim
         return sum(int(part) if part.isdigit() else self._sizes[part] for part in dim.split(" + "))
 
-    def input(self, name: str, dtype: npt.DTypeLike, dims: Sequence[Dim]) -> str:
+    def input(self, name: str, dtype: npt.DTypeLike, dims: Sequence[Dim | None]) -> str:
         """Declares a graph input. Raises ValueError if the name is taken."""
         if name in self._counts:
             raise ValueError(f"the input {name!r} has the name of another value")
@@ -72,8 +72,8 @@ class GraphWriter:
         self._inputs.append(self._value_info(name, dtype, dims))
         return name
 
-    def output(self, name: str, dtype: npt.DTypeLike, dims: Sequence[Dim]) -> None:
-        """Declares that the value `name` is a graph output."""
+    def output(self, name: str, dtype: npt.DTypeLike, dims: Sequence[Dim | None]) -> None:
+        """Declares that the value `name` is a graph output; a dim that is None is left open."""
         self._outputs.append(self._value_info(name, dtype, dims))
 
     def op(self, op_type: str, *inputs: str, out: str | None = None, **attributes: Any) -> str:
@@ -86,6 +86,21 @@ class GraphWriter:
         outputs = tuple(out or f"{name}_output_{i}" for i, out in enumerate(outs))
         self._nodes.append(helper.make_node(op_type, list(inputs), list(outputs), name=name, **attributes))
         return outputs
+
+    def body(self, name: str, write: Callable[[], None]) -> onnx.GraphProto:
+        """The graph of an attribute of If, Loop or Scan: `write` writes its nodes and declares its inputs and outputs.
+
+        It may read whatever was written before. Bodies that are written one after the other use the same names for
+        different values, as exporters have it; weights and constants are those of the whole model.
+        """
+        outer = self._nodes, self._inputs, self._outputs, self._counts
+        self._nodes, self._inputs, self._outputs, self._counts = [], [], [], dict(self._counts)
+        weights = len(self._initializers)
+        write()
+        graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs)
+        self._nodes, self._inputs, self._outputs, self._counts = outer
+        self._counts |= {tensor.name: 1 for tensor in self._initializers[weights:]}
+        return graph
 
     def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> str:
         """A small constant; Python floats become float32 and ints int64 unless `dtype` says otherwise."""
@@ -148,14 +163,18 @@ class GraphWriter:
             producer_name="tilefuse.models",
         )
 
-    def _value_info(self, name: str, dtype: npt.DTypeLike, dims: Sequence[Dim]) -> onnx.ValueInfoProto:
+    def _value_info(self, name: str, dtype: npt.DTypeLike, dims: Sequence[Dim | None]) -> onnx.ValueInfoProto:
         element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        return helper.make_tensor_value_info(name, element, [self.dim(dim) for dim in dims])
+        sizes = [None if dim is None else self.dim(dim) for dim in dims]
+        return helper.make_tensor_value_info(name, element, sizes)
 
     def _unique(self, name: str) -> str:
-        count = self._counts.get(name, 0)
-        self._counts[name] = count + 1
-        return name if count == 0 else f"{name}_{count}"
+        unique = name
+        while unique in self._counts:
+            self._counts[name] += 1
+            unique = f"{name}_{self._counts[name] - 1}"
+        self._counts[unique] = 1
+        return unique
 
 
 def write(model: onnx.ModelProto, path: Path, *, external: bool = False) -> Path:

@@ -256,6 +256,7 @@ def _refused(region: Region, reason: str) -> Miss:
         op=last.op_type,
         reached=f"{region.label}: the whole region was found; the backend refused it",
         advice="nothing to do in the model: the backend has no code for this yet",
+        body=region.body,
     )
 
 
@@ -357,11 +358,12 @@ def _report(
             part.outputs,
             op,
             f"{part.kernel.kernel}({', '.join(f'{name}={value}' for name, value in part.kernel.config.items())})",
+            part.region.body,
         )
         for part, op in zip(fused.parts, rewritten.op_types, strict=True)
     )
     misses = tuple(
-        MissReport(miss.kind, miss.node, miss.reason, miss.op, miss.reached, miss.failed, miss.advice)
+        MissReport(miss.kind, miss.node, miss.reason, miss.op, miss.reached, miss.failed, miss.advice, miss.body)
         for miss in fused.misses
     )
     return Report(

@@ -149,10 +149,22 @@ def _fixed_choices(model: onnx.ModelProto, names: Sequence[str], batches: set[st
     return tuple({name: row if name in batches else length for name in names} for row, length in pairs)
 
 
+def flag_choices(model: onnx.ModelProto) -> tuple[bool | None, ...]:
+    """What to set flags (bool inputs of one element, such as `use_cache_branch`) to; only None when there are none."""
+    flags = (entry.dtype == np.bool_ and all(dim == 1 for dim in entry.dims) for entry in read(model))
+    return (False, True) if any(flags) else (None,)
+
+
 def generate(
-    model: onnx.ModelProto, *, sizes: Mapping[str, int], seed: int, scale: float = 1.0, masks: bool = True
+    model: onnx.ModelProto,
+    *,
+    sizes: Mapping[str, int],
+    seed: int,
+    scale: float = 1.0,
+    masks: bool = True,
+    flag: bool | None = None,
 ) -> dict[str, Array]:
-    """Random inputs at the given sizes.
+    """Random inputs at the given sizes; flags are `flag`, or drawn when it is None.
 
     Float values are normal with standard deviation `scale`; ids stay inside the smallest table they index; masks have
     a hole, right padding and (with three or more rows) a row that hides everything, or are all ones if not `masks`.
@@ -172,7 +184,7 @@ def generate(
         elif role == "ids":
             value = random.integers(0, uses.table_rows(entry.name) or DEFAULT_ID_LIMIT, shape)
         elif role == "flag":
-            value = random.integers(0, 2, shape)
+            value = random.integers(0, 2, shape) if flag is None else np.full(shape, flag)
         else:
             value = random.standard_normal(shape) * scale
         feeds[entry.name] = np.ascontiguousarray(value.astype(entry.dtype)).reshape(shape)
@@ -186,12 +198,13 @@ def first_fitting(
     *,
     seed: int,
     masks: bool = True,
+    flag: bool | None = None,
 ) -> tuple[Mapping[str, int] | None, str]:
     """The first sizes whose generated inputs `run` takes without raising, or None and what it said last."""
     reason = ""
     for sizes in choices:
         try:
-            run(generate(model, sizes=sizes, seed=seed, masks=masks))
+            run(generate(model, sizes=sizes, seed=seed, masks=masks, flag=flag))
         except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no base but Exception
             reason = f"{describe(sizes)}: {error}"
         else:
@@ -308,7 +321,7 @@ def _batches(model: onnx.ModelProto) -> set[str]:
 
 @dataclass(frozen=True)
 class _Uses:
-    """Who reads and who makes each value of a graph, and the dims of its weights."""
+    """Who reads and who makes each value of a graph, in its bodies too, and the dims of its weights."""
 
     readers: Mapping[str, Sequence[onnx.NodeProto]]
     makers: Mapping[str, onnx.NodeProto]
@@ -318,12 +331,17 @@ class _Uses:
     def of(graph: onnx.GraphProto) -> "_Uses":
         readers: dict[str, list[onnx.NodeProto]] = {}
         makers: dict[str, onnx.NodeProto] = {}
-        for node in graph.node:
-            for name in node.input:
-                readers.setdefault(name, []).append(node)
-            for name in node.output:
-                makers[name] = node
-        return _Uses(readers, makers, {tensor.name: tuple(tensor.dims) for tensor in graph.initializer})
+        weights: dict[str, tuple[int, ...]] = {}
+        graphs = [graph]
+        for inner in graphs:  # grows by the bodies found
+            weights |= {tensor.name: tuple(tensor.dims) for tensor in inner.initializer}
+            for node in inner.node:
+                graphs += [body for a in node.attribute for body in ((a.g, *a.graphs) if a.HasField("g") else a.graphs)]
+                for name in node.input:
+                    readers.setdefault(name, []).append(node)
+                for name in node.output:
+                    makers[name] = node
+        return _Uses(readers, makers, weights)
 
     def reached(self, name: str) -> Iterable[tuple[str, onnx.NodeProto]]:
         """Nodes that read the input's values, through operators that only move them, with the name they read."""

@@ -13,7 +13,10 @@ from fuser.coverage import Coverage
 
 @dataclass(frozen=True, slots=True)
 class RegionReport:
-    """One fused region: its original nodes, the values it reads and makes, its operator and its kernel."""
+    """One fused region: its original nodes, the values it reads and makes, its operator and its kernel.
+
+    `body` is the body of If, Loop or Scan that it is in, "" for the model's own graph.
+    """
 
     kind: str
     label: str
@@ -22,6 +25,7 @@ class RegionReport:
     outputs: tuple[str, ...]
     op: str
     kernel: str
+    body: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class MissReport:
     reached: str = ""
     failed: str = ""
     advice: str = ""
+    body: str = ""
 
 
 @dataclass(frozen=True, slots=True)

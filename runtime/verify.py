@@ -2,7 +2,7 @@
 
 In: the two model files (the fused one with its library beside it) and inputs, given or generated. Out: a `Verdict`.
 The original runs without any of ONNX Runtime's optimisations, because these miscompile some graphs. Inputs are tried
-at two sizes of every symbolic dim, with masks that have holes and hide whole rows, and scaled up.
+at two sizes of every symbolic dim, with masks that have holes and hide whole rows, flags on and off, and scaled up.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -213,28 +213,34 @@ def _cases(
         yield _Case("the given inputs", model_inputs.check(inputs, model))
         return
     choices = model_inputs.size_choices(model)
-    found: list[Mapping[str, int]] = []
+    found: list[tuple[Mapping[str, int], bool | None]] = []
     failure = ""
     for ladder in (choices.small, choices.large, choices.fixed):
         if ladder is choices.fixed and found:
             break
-        sizes, reason = model_inputs.first_fitting(
-            model, lambda feeds: reference.run(None, dict(feeds)), ladder, seed=seed
-        )
-        failure = reason or failure
-        if sizes is not None:
-            found.append(sizes)
+        for flag in model_inputs.flag_choices(model):
+            sizes, reason = model_inputs.first_fitting(
+                model, lambda feeds: reference.run(None, dict(feeds)), ladder, seed=seed, flag=flag
+            )
+            failure = reason or failure
+            if sizes is not None:
+                found.append((sizes, flag))
     if not found:
         raise VerifyError(
             f"no inputs could be generated that the original model accepts; give some with --inputs. At the last "
             f"of the sizes tried, ONNX Runtime said: {failure}"
         )
-    for number, sizes in enumerate(found):
-        yield _Case(model_inputs.describe(sizes), model_inputs.generate(model, sizes=sizes, seed=seed + number))
+    for number, (sizes, flag) in enumerate(found):
+        yield _Case(_describe(sizes, flag), model_inputs.generate(model, sizes=sizes, seed=seed + number, flag=flag))
     floats = any(np.issubdtype(entry.dtype, np.inexact) for entry in model_inputs.read(model))
     if floats:
-        feeds = model_inputs.generate(model, sizes=found[0], seed=seed + len(found), scale=LARGE_SCALE)
-        yield _Case(f"{model_inputs.describe(found[0])}, scaled by {LARGE_SCALE:g}", feeds)
+        sizes, flag = found[0]
+        feeds = model_inputs.generate(model, sizes=sizes, seed=seed + len(found), scale=LARGE_SCALE, flag=flag)
+        yield _Case(f"{_describe(sizes, flag)}, scaled by {LARGE_SCALE:g}", feeds)
+
+
+def _describe(sizes: Mapping[str, int], flag: bool | None) -> str:
+    return model_inputs.describe(sizes) + ("" if flag is None else f", flags {str(flag).lower()}")
 
 
 def _interface_change(original: ort.InferenceSession, fused: ort.InferenceSession) -> str | None:

@@ -60,7 +60,7 @@ def expand(model: ir.Model, shapes: Shapes, kept: Iterable[str]) -> Expanded:
 
 def forms_of(model: ir.Model) -> list[tuple[str, ir.Node]]:
     """The fused operators of the model, with keys that are the same in every copy of it."""
-    found = [node for node in model.graph if definition_of(node) is not None]
+    found = [node for node in model.graph.all_nodes() if definition_of(node) is not None]
     return [(f"{node.op_type}.{number}", node) for number, node in enumerate(found)]
 
 

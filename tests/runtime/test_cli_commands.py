@@ -136,6 +136,7 @@ def test_optimize_passes_its_arguments_and_prints_json(run: Run, replace: Any, m
         "reached": "the anchor",
         "failed": "CumSum Cumsum_9",
         "advice": "use a product with a triangle",
+        "body": "",
     }
     assert answer["kinds"] == {"attention": 1}
     assert answer["coverage"] == {
