@@ -23,8 +23,8 @@ class _Table(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char_p), ("n_inputs", ctypes.c_int32), ("n_outputs", ctypes.c_int32),
         ("input_types", ctypes.c_void_p), ("outputs", ctypes.c_void_p), ("bind", ctypes.c_void_p),
-        ("shape", ctypes.c_void_p), ("tasks", ctypes.c_void_p), ("scratch", ctypes.c_void_p), ("work", ctypes.c_void_p),
-        ("run", ctypes.c_void_p),
+        ("shape", ctypes.c_void_p), ("tasks", ctypes.c_void_p), ("group", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p), ("work", ctypes.c_void_p), ("run", ctypes.c_void_p),
     )  # fmt: skip
 
 

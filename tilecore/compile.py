@@ -26,6 +26,7 @@ from tilecore.pack import pack_constants
 from tilecore.printer import print_program
 from tilecore.profile import HardwareProfile
 from tilecore.recommend import Recommendation, recommend
+from tilecore.scale import scale_queries
 from tilecore.target import Target
 from tilecore.trace import trace
 from tilecore.verify import verify
@@ -63,7 +64,7 @@ def compile_spec(
     """
     check(spec)
     _check_limits(spec)
-    packed_spec, packed = pack_constants(canonical(spec))
+    packed_spec, packed = pack_constants(scale_queries(canonical(spec)))
     function, operands = kernel_for(packed_spec)
 
     choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, targets[0])

@@ -42,8 +42,11 @@ from tilecore.loops import (
 from tilecore.span import Span
 from tilecore.target import Target
 
-NEUTRAL = {"sum": "0.0f", "prod": "1.0f", "max": "-INFINITY", "min": "INFINITY"}
-JOIN = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_f32({0}, {1})", "min": "min_f32({0}, {1})"}
+NEUTRAL = {"sum": "0.0f", "prod": "1.0f", "max": "-INFINITY", "fmax": "-INFINITY", "min": "INFINITY"}
+JOIN = {
+    "sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_f32({0}, {1})", "fmax": "fmax_f32({0}, {1})",
+    "min": "min_f32({0}, {1})",
+}  # fmt: skip
 SHORT_BODY = 8  # operations: below this, a reduction waits for its own latency unless several run at once
 
 

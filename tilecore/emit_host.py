@@ -73,18 +73,20 @@ def descriptor(program: LoopProgram, signature: Signature, names: Mapping[str, s
     """Everything after `run`: bind, shape, tasks, scratch, work and the table."""
     symbols = [f"    const int64_t {name} = symbols[{i}]; (void){name};" for i, name in enumerate(names.values())]
     tasks = _product([extent_of(axis) for axis in program.grid])
+    group = extent_of(program.grid[0]) if flags(program) else const(1)
     memories = [scratch_bytes(memory) for memory in program.memories if memory.kind == "scratch"]
     total = _sum([*memories, *(aligned(once.count) for once in flags(program))])
     return [
         _bind(signature, names),
         *_size_function("int64_t", "tasks", tasks, symbols, names),
+        *_size_function("int64_t", "group", group, symbols, names),
         *_size_function("size_t", "scratch", total, symbols, names),
         *_size_function("int64_t", "work", signature.work, symbols, names),
         _shape(signature, symbols, names),
         *_tables(signature),
         f"const tile_kernel {kernel_symbol(signature.name, target)} = {{",
         f'    "{signature.name}", {len(signature.inputs)}, {len(signature.outputs)}, input_types, tile_outputs,',
-        "    bind, shape, tasks, scratch_size, work, run,",
+        "    bind, shape, tasks, group, scratch_size, work, run,",
         "};",
     ]
 

@@ -18,7 +18,7 @@ from tilecore.contract.spec import Place, View
 from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, Tile
 
 Env = Mapping[Var, Any]
-JOIN: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+JOIN: dict[str, Any] = {"sum": np.add, "max": np.maximum, "fmax": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
 def interpret(program: Program, arrays: Mapping[str, Any], *, wide: bool = True) -> dict[str, np.ndarray]:

@@ -73,7 +73,10 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """`dst` = `kind` ("sum", "max", "min", "prod") of `src` over `axis`; joined with the old `dst` unless `clear`."""
+    """`dst` = `kind` of `src` over `axis`; joined with the old `dst` unless `clear`.
+
+    Kinds are "sum", "prod", "min" and "max", which give NaN where any element is, and "fmax", a maximum of the numbers.
+    """
 
     kind: str
     src: Buffer

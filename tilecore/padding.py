@@ -14,7 +14,7 @@ from tilecore.contract.spec import View
 from tilecore.graph import Axis, TileGraph, depth_axes
 from tilecore.ir import Buffer, Copy, Fill, Gemm, Parallel, Reduce, Stmt, Store
 
-NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+NEUTRAL = {"sum": 0.0, "max": -math.inf, "fmax": -math.inf, "min": math.inf, "prod": 1.0}
 Pad = float | None  # the constant, or None when it is not known
 
 

@@ -15,7 +15,7 @@ from tilecore.infer import Plan
 from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store
 from tilecore.loops import Fold, Let, Loop, LoopStmt, Memory, Put, VectorLoop
 
-JOIN = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
+JOIN = {"sum": "add", "max": "max", "fmax": "max", "min": "min", "prod": "mul"}
 
 
 def is_row_wise(stmt: Stmt, run: Sequence[Stmt], plan: Plan) -> bool:
@@ -127,12 +127,19 @@ def _parallel(stmt: Parallel, row: Var, plan: Plan, addresses: Addresses) -> Ite
         assert extent is not None
         column = live_var(stmt.axes[1].name, plan.extent(stmt.axes[1], extent))
         at[stmt.axes[1]] = column
-    puts = tuple(put_of(store, addresses, at) for store in stmt.body)
+    puts = tuple(put for store in stmt.body if not _keeps(put := put_of(store, addresses, at)))
+    if not puts:
+        return
     if column is None:
         yield from puts
     else:
         assert column.extent is not None
         yield VectorLoop(column, column.extent, puts, _whole_rows(stmt, stmt.axes[1]))
+
+
+def _keeps(put: Put) -> bool:
+    """Whether the store puts back what stands there."""
+    return put.value == Load(put.memory, (put.offset,))
 
 
 def _whole_rows(stmt: Parallel, column: Var) -> bool:

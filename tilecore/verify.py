@@ -16,7 +16,7 @@ from tilecore.races import check_parallel
 from tilecore.span import Span
 
 SCOPES = ("shared", "fragment")
-REDUCTIONS = ("sum", "max", "min", "prod")
+REDUCTIONS = ("sum", "max", "fmax", "min", "prod")
 LOOPS = ("serial", "unrolled", "pipelined")
 
 

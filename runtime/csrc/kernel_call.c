@@ -17,6 +17,7 @@
 
 enum {
     CHUNKS_PER_CORE = 8,     /* enough that a thread which starts late costs little */
+    LEAST_CHUNKS_PER_CORE = 4, /* below it, groups of tasks that share copies are cut, and their copies repeated */
     INLINE_NANOSECONDS = 10000, /* below it, waking a thread costs more than it saves */
     CHUNK_NANOSECONDS = 2500,   /* the least work worth handing to another thread */
     MESSAGE_BYTES = 1024,
@@ -27,7 +28,9 @@ enum {
 typedef struct call {
     const tile_kernel* kernel;
     size_t scratch_bytes;
-    int64_t tasks;
+    int64_t group; /* tasks that share copies */
+    int64_t parts; /* into which each group is cut */
+    int64_t units; /* parts of all groups: what chunks are made of */
     int64_t chunks;
     atomic_bool out_of_memory;
     int64_t symbols[TILE_MAX_SYMBOLS];
@@ -173,7 +176,12 @@ static OrtStatus* allocate_outputs(const tile_host* host, OrtKernelContext* cont
 
 /* ---- tasks ---- */
 
-/* Chunk `index` of the call; the first `tasks % chunks` chunks are one task longer. */
+/* The first task of unit `unit`. */
+static int64_t first_task(const call* job, int64_t unit) {
+    return unit / job->parts * job->group + unit % job->parts * job->group / job->parts;
+}
+
+/* Chunk `index` of the call: units in a row. */
 static void run_chunk(void* data, size_t index) {
     call* job = data;
     void* scratch = NULL;
@@ -185,20 +193,23 @@ static void run_chunk(void* data, size_t index) {
         }
     }
     int64_t chunk = (int64_t)index;
-    int64_t length = job->tasks / job->chunks;
-    int64_t longer = job->tasks % job->chunks;
-    int64_t begin = chunk * length + (chunk < longer ? chunk : longer);
-    int64_t end = begin + length + (chunk < longer ? 1 : 0);
+    int64_t begin = first_task(job, job->units * chunk / job->chunks);
+    int64_t end = first_task(job, job->units * (chunk + 1) / job->chunks);
     job->kernel->run(job->symbols, job->inputs, job->outputs, scratch, begin, end);
 }
 
-/* How many chunks are worth it: one when the whole call is short. */
-static int64_t count_chunks(const tile_host* host, const call* job) {
+/* Cuts `tasks` into chunks: one when the whole call is short; along groups when there are enough of them. */
+static void cut_tasks(const tile_host* host, call* job, int64_t tasks) {
     int64_t work = job->kernel->work(job->symbols);
-    if (work < INLINE_NANOSECONDS) return 1;
-    int64_t chunks = work / CHUNK_NANOSECONDS;
-    if (chunks > (int64_t)host->max_chunks) chunks = (int64_t)host->max_chunks;
-    return chunks < job->tasks ? chunks : job->tasks;
+    int64_t worth = work < INLINE_NANOSECONDS ? 1 : work / CHUNK_NANOSECONDS;
+    int64_t most = worth < (int64_t)host->max_chunks ? worth : (int64_t)host->max_chunks;
+    int64_t least = most * LEAST_CHUNKS_PER_CORE / CHUNKS_PER_CORE;
+    job->group = job->kernel->group(job->symbols);
+    int64_t groups = tasks / job->group;
+    job->parts = groups < least ? (least + groups - 1) / groups : 1;
+    if (job->parts > job->group) job->parts = job->group;
+    job->units = groups * job->parts;
+    job->chunks = most < job->units ? most : job->units;
 }
 
 OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context) {
@@ -206,11 +217,11 @@ OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, Or
     job.kernel = kernel;
     TILE_TRY(bind_inputs(host, context, &job));
     TILE_TRY(allocate_outputs(host, context, &job));
-    job.tasks = kernel->tasks(job.symbols);
-    if (job.tasks <= 0) return NULL;
+    int64_t tasks = kernel->tasks(job.symbols);
+    if (tasks <= 0) return NULL;
     job.scratch_bytes = kernel->scratch(job.symbols);
     atomic_init(&job.out_of_memory, false);
-    job.chunks = count_chunks(host, &job);
+    cut_tasks(host, &job, tasks);
     if (job.chunks == 1) {
         run_chunk(&job, 0);
     } else {

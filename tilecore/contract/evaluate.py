@@ -27,8 +27,8 @@ from tilecore.contract.spec import (
 )
 
 Arrays = Mapping[str, Any]  # tensor name → array
-REDUCE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
-NEUTRAL: dict[str, float] = {"sum": 0.0, "max": -np.inf, "min": np.inf, "prod": 1.0}
+REDUCE: dict[str, Any] = {"sum": np.sum, "max": np.max, "fmax": np.fmax.reduce, "min": np.min, "prod": np.prod}
+NEUTRAL: dict[str, float] = {"sum": 0.0, "max": -np.inf, "fmax": -np.inf, "min": np.inf, "prod": 1.0}
 
 
 class Evaluator:

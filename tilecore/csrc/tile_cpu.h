@@ -182,16 +182,18 @@ TILE_GATHER(i16, i32v, int16_t, TILE_AS_IS, TILE_AS_IS)
 /* ---- math, f32. Errors are at most about 2 units in the last place; NaN goes through, overflow and underflow are IEEE's. */
 TILE_INLINE f32v max_f32(f32v a, f32v b) { return select_f32(b != b, b, max_raw(b, a)); } /* NaN if either is NaN */
 TILE_INLINE f32v min_f32(f32v a, f32v b) { return select_f32(b != b, b, min_raw(b, a)); }
+TILE_INLINE f32v fmax_f32(f32v a, f32v b) { return max_raw(b, a); } /* a if b is NaN */
 TILE_INLINE f32v abs_f32(f32v x) { return (f32v)((i32v)x & 0x7fffffff); }
 TILE_INLINE f32v sign_f32(f32v x) {
     return select_f32(x != x, x, select_f32(x > 0, splat_f32(1), select_f32(x < 0, splat_f32(-1), splat_f32(0))));
 }
-/* p · 2^n for p in [0.7, 1.5) and whole n in [-126, 128], by adding n to the exponent; p must be 1 for n = 128. */
+/* p · 2^n for p in [0.7, 1.5) and whole n in [-126, 128], by adding n to the exponent; p must be 1 for n = 128. For
+ * n = -127, p must be at least 1, and 1 gives 0. */
 TILE_INLINE f32v add_exponent(f32v p, f32v n) { return (f32v)((i32v)p + (to_i32v(n) << 23)); }
 TILE_INLINE f32v zero_where(i32v m, f32v x) { return (f32v)((i32v)x & ~m); }
-/* exp and exp2: results below 2^-126 are 0, above the largest float inf. */
+/* exp2: results below 2^-126 are off by less than 2^-126, and 0 at 2^-127; above the largest float, inf. */
 TILE_INLINE f32v exp2_f32(f32v x) {
-    f32v y = min_raw(splat_f32(128.0f), x); /* second operand: NaN goes through */
+    f32v y = max_raw(splat_f32(-127.0f), min_raw(splat_f32(128.0f), x)); /* second operand: NaN goes through */
     f32v n = round_f32v(y), r = y - n;
     f32v p = splat_f32(1.5469732e-4f);
     p = p * r + 1.3398874e-3f;
@@ -200,8 +202,9 @@ TILE_INLINE f32v exp2_f32(f32v x) {
     p = p * r + 2.4022651e-1f;
     p = p * r + 6.9314720e-1f;
     p = p * r + 1.0f;
-    return zero_where(x < -126.0f, add_exponent(p, n));
+    return add_exponent(p, n);
 }
+/* exp: results below 2^-126 are 0, above the largest float inf. */
 TILE_INLINE f32v exp_f32(f32v x) {
     f32v y = min_raw(splat_f32(88.7228394f), x);
     f32v n = round_f32v(y * 1.44269504f);
@@ -371,6 +374,7 @@ TILE_LANE_FOLD(sum_lanes, add_f32)
 TILE_LANE_FOLD(prod_lanes, mul_f32)
 TILE_LANE_FOLD(max_lanes, max_f32)
 TILE_LANE_FOLD(min_lanes, min_f32)
+TILE_LANE_FOLD(fmax_lanes, fmax_f32)
 
 /* ---- the register tile: c[rows][NV vectors] (+)= a[rows][depth] · b, b in panels of TILE_PANEL columns.
  * Vector j of a row of b lies in panel j * LANES / PANEL. All accumulators live in registers: MR * NV of them. */

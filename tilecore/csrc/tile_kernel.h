@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TILE_ABI_VERSION 1
+#define TILE_ABI_VERSION 2
 #define TILE_MAX_RANK 8
 #define TILE_MAX_SYMBOLS 32
 
@@ -45,6 +45,7 @@ typedef struct tile_kernel {
     int32_t (*bind)(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error, size_t error_size);
     void (*shape)(const int64_t* symbols, int32_t output, int64_t* dims); /* writes outputs[output].rank dims */
     int64_t (*tasks)(const int64_t* symbols);  /* independent grid points; 0 when an output is empty */
+    int64_t (*group)(const int64_t* symbols);  /* so many tasks in a row share copies: cheapest in one `run` */
     size_t (*scratch)(const int64_t* symbols); /* bytes per thread */
     int64_t (*work)(const int64_t* symbols);   /* estimated cost of the whole call in nanoseconds of one core */
     void (*run)(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch, int64_t begin,

@@ -60,7 +60,7 @@ def attention(
 def online_softmax(s: Handle, top: Handle, total: Handle, rescale: Handle) -> None:
     """Turn scores into weights under the row maximum so far; `rescale` brings earlier sums to that maximum."""
     T.copy(top, rescale)
-    T.reduce_max(s, top, dim=1, clear=False)
+    T.reduce_max(s, top, dim=1, clear=False, nan_propagate=False)  # its weight makes the row NaN all the same
     for i in T.Parallel(*top.shape):
         rescale[i] = weight(rescale[i], top[i])
         total[i] *= rescale[i]

@@ -23,6 +23,10 @@ __attribute__((visibility("default"))) long long hand_calls(void) { return atomi
 static void count_call(void) { atomic_fetch_add(&calls, 1); }
 
 static int64_t rows_as_tasks(const int64_t* symbols) { return symbols[0]; }
+static int64_t ungrouped(const int64_t* symbols) {
+    (void)symbols;
+    return 1;
+}
 static int64_t elements_as_work(const int64_t* symbols) { return symbols[0] * symbols[1]; }
 static size_t no_scratch(const int64_t* symbols) {
     (void)symbols;
@@ -73,6 +77,7 @@ static const tile_kernel scale = {
     .bind = scale_bind,
     .shape = matrix_shape,
     .tasks = rows_as_tasks,
+    .group = ungrouped,
     .scratch = no_scratch,
     .work = elements_as_work,
     .run = scale_run,
@@ -127,6 +132,7 @@ static const tile_kernel mean_split = {
     .bind = mean_bind,
     .shape = mean_shape,
     .tasks = rows_as_tasks,
+    .group = ungrouped,
     .scratch = row_of_scratch,
     .work = elements_as_work,
     .run = mean_run,
@@ -177,6 +183,7 @@ static const tile_kernel repeat = {
     .bind = repeat_bind,
     .shape = repeat_shape,
     .tasks = one_task,
+    .group = ungrouped,
     .scratch = no_scratch,
     .work = length_as_work,
     .run = repeat_run,
@@ -207,6 +214,7 @@ static const tile_kernel triple = {
     .bind = repeat_bind,
     .shape = triple_shape,
     .tasks = rows_as_tasks,
+    .group = ungrouped,
     .scratch = no_scratch,
     .work = length_as_work,
     .run = triple_run,
@@ -228,6 +236,7 @@ static const tile_kernel hungry = {
     .bind = scale_bind,
     .shape = matrix_shape,
     .tasks = rows_as_tasks,
+    .group = ungrouped,
     .scratch = endless_scratch,
     .work = elements_as_work,
     .run = scale_run,

@@ -26,6 +26,11 @@ static void shape_rows(const int64_t* symbols, int32_t output, int64_t* dims) {
 
 static int64_t count_rows(const int64_t* symbols) { return symbols[0]; }
 
+static int64_t ungrouped(const int64_t* symbols) {
+    (void)symbols;
+    return 1;
+}
+
 static size_t no_scratch(const int64_t* symbols) {
     (void)symbols;
     return 0;
@@ -53,6 +58,7 @@ static size_t no_scratch(const int64_t* symbols) {
         .bind = bind_rows,                                                                                          \
         .shape = shape_rows,                                                                                        \
         .tasks = count_rows,                                                                                        \
+        .group = ungrouped,                                                                                         \
         .scratch = no_scratch,                                                                                      \
         .work = count_rows,                                                                                         \
         .run = id##_run,                                                                                            \
