@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Op, Var, binary, children, const, rewrite, walk
+from tilecore.contract.expr import Const, Expr, Op, Var, binary, children, const, substitute, walk
 from tilecore.contract.spec import AttentionSpec, Spec
 
 
@@ -21,7 +21,7 @@ def scale_queries(spec: Spec) -> Spec:
     factor = factors.pop() if len(factors) == 1 else None
     if factor is None or factor == 0 or not math.isfinite(factor):
         return spec
-    score = rewrite(spec.score, lambda node: spec.raw if _factor(node, spec.raw) is not None else None)
+    score = substitute(spec.score, {node: spec.raw for node in walk(spec.score) if spec.raw in children(node)})
     value = binary("mul", spec.q.value, const(factor, DType.F32))
     return replace(spec, q=replace(spec.q, value=value), score=score)
 

@@ -1,4 +1,4 @@
-/* FusedGolden_8d5811cca305: attention for x86-64-v3 */
+/* FusedGolden_356b58fdda1d: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -51,6 +51,8 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     const float* restrict input0 = (const float*)inputs[0];
     float* restrict output0 = (float*)outputs[0];
     char* at = (char*)scratch;
+    float* restrict s_q = (float*)at;
+    at += (6144);
     float* restrict s_k = (float*)at;
     const int64_t t1 = n1 + 31;
     const int64_t t2 = floordiv_i64(t1, 32);
@@ -78,8 +80,8 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     const int64_t t7 = n1 + 23;
     const int64_t t8 = floordiv_i64(t7, 24);
     int64_t last = -1;
-    const int32_t t111 = n1 == 0;
-    const i32v v112 = splat_bool(t111);
+    const int32_t t132 = n1 == 0;
+    const i32v v133 = splat_bool(t132);
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_9 = task % t8;
         const int64_t h_10 = task / t8 % 2;
@@ -92,162 +94,197 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
         const int64_t t12 = m_9 * -24;
         const int64_t t13 = n1 + t12;
         const int64_t t14 = min_i64(24, t13);
-        for (int64_t row_15 = 0; row_15 < t14; row_15 += 1) {
+        const int64_t t17 = n1 * b_11;
+        const int64_t t18 = t17 * 384;
+        const int64_t t19 = h_10 * 64;
+        const int64_t t20 = t18 + t19;
+        const int64_t t21 = m_9 * 9216;
+        const int64_t t22 = t20 + t21;
+        for (int64_t q_0_15 = 0; q_0_15 < t14; q_0_15 += 1) {
             int64_t j16 = 0;
-            const int64_t t17 = row_15 * 64;
-            for (; j16 < 64; j16 += 8) {
-                store_f32(s_o + t17 + j16, splat_f32(0x0.0p+0f)); // attention.py:37
+            const int64_t t23 = q_0_15 * 384;
+            const int64_t t24 = t22 + t23;
+            const int64_t t27 = q_0_15 * 64;
+            for (; j16 + 8 <= 64; j16 += 8) {
+                const f32v v25 = load_f32(input0 + t24 + j16);
+                const f32v v26 = v25 * splat_f32(0x1.0000000000000p-3f);
+                store_f32(s_q + t27 + j16, v26); // attention.py:36
             }
-            s_top[row_15] = -INFINITY; // attention.py:39
-            const int32_t t18 = -INFINITY == -INFINITY;
-            const float t19 = t18 ? 0x0.0p+0f : s_top[row_15];
-            const float t20 = -INFINITY - t19;
-            const float t21 = t20 * 0x1.7154760000000p+0f;
-            const float t22 = exp2_f32_s(t21);
-            s_total[row_15] = t22; // attention.py:41
         }
-        const int64_t t23 = m_9 * 24;
-        const int64_t t24 = t23 + 24;
-        const int64_t t25 = min_i64(n1, t24);
-        const int64_t t26 = t25 + 31;
-        const int64_t t27 = floordiv_i64(t26, 32);
-        const int64_t t29 = n1 * b_11;
-        const int64_t t30 = t29 * 384;
-        const int64_t t31 = h_10 * 64;
-        const int64_t t32 = t30 + t31;
-        const int64_t t40 = m_9 * 9216;
-        const int64_t t41 = t32 + t40;
-        for (int64_t n_28 = 0; n_28 < t27; n_28 += 1) {
-            const int64_t t33 = n_28 * 12288;
-            const int64_t t34 = t32 + t33;
-            const int64_t t35 = t34 + 128;
-            const int64_t t36 = n_28 * 2048;
-            const int64_t t37 = n_28 * -32;
-            const int64_t t38 = n1 + t37;
-            const int64_t t39 = min_i64(32, t38);
-            if (!once_k[n_28]) {
-                once_k[n_28] = 1;
-                pack_transposed(input0 + t35, 384, s_k + t36, 1024, t39, 64); // attention.py:43
+        for (int64_t row_28 = 0; row_28 < t14; row_28 += 1) {
+            int64_t j29 = 0;
+            const int64_t t30 = row_28 * 64;
+            for (; j29 < 64; j29 += 8) {
+                store_f32(s_o + t30 + j29, splat_f32(0x0.0p+0f)); // attention.py:37
             }
-            const int64_t t42 = t23 + t37;
-            const int64_t t43 = t42 + 24;
-            const int64_t t44 = min_i64(t39, t43);
-            product(input0 + t41, 384, 1, s_k + t36, 1024, s_s + 0, 32, t14, t44, 64, 1); // attention.py:44
-            for (int64_t row_45 = 0; row_45 < t14; row_45 += 1) {
-                f32v acc46 = splat_f32(-INFINITY);
-                int64_t j47 = 0;
-                const int64_t t48 = t42 + row_45;
-                const int64_t t49 = t48 + 1;
-                const int64_t t51 = row_45 * 32;
-                for (; j47 + 8 <= t44; j47 += 8) {
-                    const i32v v50 = lanes_below(t49 - j47);
-                    const f32v v52 = load_f32(s_s + t51 + j47);
-                    const f32v v53 = v52 * splat_f32(0x1.0000000000000p-3f);
-                    const f32v v54 = select_f32(v50, v53, splat_f32(-INFINITY));
-                    const f32v v55 = v54;
-                    store_f32(s_s + t51 + j47, v55); // attention.py:47
-                    acc46 = max_f32(acc46, v55); // attention.py:63
+            s_top[row_28] = -INFINITY; // attention.py:39
+            const int32_t t31 = -INFINITY == -INFINITY;
+            const float t32 = t31 ? 0x0.0p+0f : s_top[row_28];
+            const float t33 = -INFINITY - t32;
+            const float t34 = t33 * 0x1.7154760000000p+0f;
+            const float t35 = exp2_f32_s(t34);
+            s_total[row_28] = t35; // attention.py:41
+        }
+        const int64_t t36 = m_9 * 24;
+        const int64_t t37 = t36 + 24;
+        const int64_t t38 = min_i64(n1, t37);
+        const int64_t t39 = t38 + 31;
+        const int64_t t40 = floordiv_i64(t39, 32);
+        for (int64_t n_41 = 0; n_41 < t40; n_41 += 1) {
+            const int64_t t42 = n_41 * 12288;
+            const int64_t t43 = t20 + t42;
+            const int64_t t44 = t43 + 128;
+            const int64_t t45 = n_41 * 2048;
+            const int64_t t46 = n_41 * -32;
+            const int64_t t47 = n1 + t46;
+            const int64_t t48 = min_i64(32, t47);
+            if (!once_k[n_41]) {
+                once_k[n_41] = 1;
+                pack_transposed(input0 + t44, 384, s_k + t45, 1024, t48, 64); // attention.py:43
+            }
+            const int64_t t49 = t36 + t46;
+            const int64_t t50 = t49 + 24;
+            const int64_t t51 = min_i64(t48, t50);
+            product(s_q + 0, 64, 1, s_k + t45, 1024, s_s + 0, 32, t14, t51, 64, 1); // attention.py:44
+            for (int64_t row_52 = 0; row_52 < t14; row_52 += 1) {
+                f32v acc53 = splat_f32(-INFINITY);
+                f32v acc54 = splat_f32(-INFINITY);
+                f32v acc55 = splat_f32(-INFINITY);
+                f32v acc56 = splat_f32(-INFINITY);
+                int64_t j57 = 0;
+                const int64_t t61 = t49 + row_52;
+                const int64_t t62 = t61 + 1;
+                const int64_t t64 = row_52 * 32;
+                for (; j57 + 32 <= t51; j57 += 32) {
+                    const i32v v63 = lanes_below(t62 - j57);
+                    const f32v v65 = select_f32(v63, load_masked_f32(s_s + t64 + j57, v63), splat_f32(-INFINITY));
+                    const f32v v66 = v65;
+                    store_f32(s_s + t64 + j57, v66); // attention.py:47
+                    acc53 = fmax_f32(acc53, v66); // attention.py:63
+                    const int64_t j58 = j57 + 8;
+                    const i32v v67 = lanes_below(t62 - j58);
+                    const f32v v68 = select_f32(v67, load_masked_f32(s_s + t64 + j58, v67), splat_f32(-INFINITY));
+                    const f32v v69 = v68;
+                    store_f32(s_s + t64 + j58, v69); // attention.py:47
+                    acc54 = fmax_f32(acc54, v69); // attention.py:63
+                    const int64_t j59 = j57 + 16;
+                    const i32v v70 = lanes_below(t62 - j59);
+                    const f32v v71 = select_f32(v70, load_masked_f32(s_s + t64 + j59, v70), splat_f32(-INFINITY));
+                    const f32v v72 = v71;
+                    store_f32(s_s + t64 + j59, v72); // attention.py:47
+                    acc55 = fmax_f32(acc55, v72); // attention.py:63
+                    const int64_t j60 = j57 + 24;
+                    const i32v v73 = lanes_below(t62 - j60);
+                    const f32v v74 = select_f32(v73, load_masked_f32(s_s + t64 + j60, v73), splat_f32(-INFINITY));
+                    const f32v v75 = v74;
+                    store_f32(s_s + t64 + j60, v75); // attention.py:47
+                    acc56 = fmax_f32(acc56, v75); // attention.py:63
                 }
-                if (j47 < t44) {
-                    const i32v m56 = lanes_below(t44 - j47);
-                    const i32v v57 = lanes_below(t49 - j47);
-                    const f32v v58 = load_f32(s_s + t51 + j47);
-                    const f32v v59 = v58 * splat_f32(0x1.0000000000000p-3f);
-                    const f32v v60 = select_f32(v57, v59, splat_f32(-INFINITY));
-                    const f32v v61 = v60;
-                    store_masked_f32(s_s + t51 + j47, m56, v61); // attention.py:47
-                    acc46 = max_f32(acc46, select_f32(m56, v61, splat_f32(-INFINITY))); // attention.py:63
+                for (; j57 + 8 <= t51; j57 += 8) {
+                    const i32v v76 = lanes_below(t62 - j57);
+                    const f32v v77 = select_f32(v76, load_masked_f32(s_s + t64 + j57, v76), splat_f32(-INFINITY));
+                    const f32v v78 = v77;
+                    store_f32(s_s + t64 + j57, v78); // attention.py:47
+                    acc53 = fmax_f32(acc53, v78); // attention.py:63
                 }
-                const float max_62 = max_lanes(acc46); // attention.py:63
-                const float t63 = s_top[row_45];
-                s_rescale[row_45] = t63; // attention.py:62
-                const float t64 = max_f32_s(t63, max_62);
-                s_top[row_45] = t64; // attention.py:63
-                const int32_t t65 = t64 == -INFINITY;
-                const float t66 = t65 ? 0x0.0p+0f : s_top[row_45];
-                const float t67 = t63 - t66;
-                const float t68 = t67 * 0x1.7154760000000p+0f;
-                const float t69 = exp2_f32_s(t68);
-                s_rescale[row_45] = t69; // attention.py:65
-                const float t70 = s_total[row_45];
-                const float t71 = t70 * t69;
-                s_total[row_45] = t71; // attention.py:66
-                f32v acc72 = splat_f32(0.0f);
-                int64_t j73 = 0;
-                for (; j73 + 8 <= t44; j73 += 8) {
-                    const f32v v74 = load_f32(s_s + t51 + j73);
-                    const f32v v75 = splat_f32(t66);
-                    const f32v v76 = v74 - v75;
-                    const f32v v77 = v76 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v78 = exp2_f32(v77);
-                    const f32v v79 = v78;
-                    store_f32(s_s + t51 + j73, v79); // attention.py:68
-                    acc72 = acc72 + v79; // attention.py:69
+                if (j57 < t51) {
+                    const i32v m79 = lanes_below(t51 - j57);
+                    const i32v v80 = lanes_below(t62 - j57);
+                    const f32v v81 = select_f32(v80, load_masked_f32(s_s + t64 + j57, v80), splat_f32(-INFINITY));
+                    const f32v v82 = v81;
+                    store_masked_f32(s_s + t64 + j57, m79, v82); // attention.py:47
+                    acc53 = fmax_f32(acc53, select_f32(m79, v82, splat_f32(-INFINITY))); // attention.py:63
                 }
-                if (j73 < t44) {
-                    const i32v m80 = lanes_below(t44 - j73);
-                    const f32v v81 = load_f32(s_s + t51 + j73);
-                    const f32v v82 = splat_f32(t66);
-                    const f32v v83 = v81 - v82;
-                    const f32v v84 = v83 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v85 = exp2_f32(v84);
-                    const f32v v86 = v85;
-                    store_masked_f32(s_s + t51 + j73, m80, v86); // attention.py:68
-                    acc72 = acc72 + select_f32(m80, v86, splat_f32(0.0f)); // attention.py:69
+                const float fmax_83 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc53, acc54), acc55), acc56)); // attention.py:63
+                const float t84 = s_top[row_52];
+                s_rescale[row_52] = t84; // attention.py:62
+                const float t85 = max_f32_s(t84, fmax_83);
+                s_top[row_52] = t85; // attention.py:63
+                const int32_t t86 = t85 == -INFINITY;
+                const float t87 = t86 ? 0x0.0p+0f : s_top[row_52];
+                const float t88 = t84 - t87;
+                const float t89 = t88 * 0x1.7154760000000p+0f;
+                const float t90 = exp2_f32_s(t89);
+                s_rescale[row_52] = t90; // attention.py:65
+                const float t91 = s_total[row_52];
+                const float t92 = t91 * t90;
+                s_total[row_52] = t92; // attention.py:66
+                f32v acc93 = splat_f32(0.0f);
+                int64_t j94 = 0;
+                for (; j94 + 8 <= t51; j94 += 8) {
+                    const f32v v95 = load_f32(s_s + t64 + j94);
+                    const f32v v96 = splat_f32(t87);
+                    const f32v v97 = v95 - v96;
+                    const f32v v98 = v97 * splat_f32(0x1.7154760000000p+0f);
+                    const f32v v99 = exp2_f32(v98);
+                    const f32v v100 = v99;
+                    store_f32(s_s + t64 + j94, v100); // attention.py:68
+                    acc93 = acc93 + v100; // attention.py:69
                 }
-                const float sum_87 = sum_lanes(acc72); // attention.py:69
-                const float t88 = t71 + sum_87;
-                s_total[row_45] = t88; // attention.py:69
-                int64_t j89 = 0;
-                const int64_t t90 = row_45 * 64;
-                for (; j89 < 64; j89 += 8) {
-                    const f32v v91 = load_f32(s_o + t90 + j89);
-                    const f32v v92 = splat_f32(t69);
-                    const f32v v93 = v91 * v92;
-                    store_f32(s_o + t90 + j89, v93); // attention.py:50
+                if (j94 < t51) {
+                    const i32v m101 = lanes_below(t51 - j94);
+                    const f32v v102 = load_f32(s_s + t64 + j94);
+                    const f32v v103 = splat_f32(t87);
+                    const f32v v104 = v102 - v103;
+                    const f32v v105 = v104 * splat_f32(0x1.7154760000000p+0f);
+                    const f32v v106 = exp2_f32(v105);
+                    const f32v v107 = v106;
+                    store_masked_f32(s_s + t64 + j94, m101, v107); // attention.py:68
+                    acc93 = acc93 + select_f32(m101, v107, splat_f32(0.0f)); // attention.py:69
+                }
+                const float sum_108 = sum_lanes(acc93); // attention.py:69
+                const float t109 = t92 + sum_108;
+                s_total[row_52] = t109; // attention.py:69
+                int64_t j110 = 0;
+                const int64_t t111 = row_52 * 64;
+                for (; j110 < 64; j110 += 8) {
+                    const f32v v112 = load_f32(s_o + t111 + j110);
+                    const f32v v113 = splat_f32(t90);
+                    const f32v v114 = v112 * v113;
+                    store_f32(s_o + t111 + j110, v114); // attention.py:50
                 }
             }
-            if (!once_v[n_28]) {
-                once_v[n_28] = 1;
-                for (int64_t panel_94 = 0; panel_94 < 4; panel_94 += 1) {
-                    const int64_t t101 = panel_94 * 16;
-                    const int64_t t107 = panel_94 * 512;
-                    for (int64_t depth_95 = 0; depth_95 < t39; depth_95 += 1) {
-                        int64_t j96 = 0;
-                        const int64_t t97 = depth_95 * 384;
-                        const int64_t t98 = t30 + t97;
-                        const int64_t t99 = t98 + t31;
-                        const int64_t t100 = t99 + t33;
-                        const int64_t t102 = t100 + t101;
-                        const int64_t t103 = t102 + 256;
-                        const int64_t t105 = depth_95 * 16;
-                        const int64_t t106 = t105 + t36;
-                        const int64_t t108 = t106 + t107;
-                        for (; j96 + 8 <= 16; j96 += 8) {
-                            const f32v v104 = load_f32(input0 + t103 + j96);
-                            store_f32(s_v + t108 + j96, v104); // attention.py:51
+            if (!once_v[n_41]) {
+                once_v[n_41] = 1;
+                for (int64_t panel_115 = 0; panel_115 < 4; panel_115 += 1) {
+                    const int64_t t122 = panel_115 * 16;
+                    const int64_t t128 = panel_115 * 512;
+                    for (int64_t depth_116 = 0; depth_116 < t48; depth_116 += 1) {
+                        int64_t j117 = 0;
+                        const int64_t t118 = depth_116 * 384;
+                        const int64_t t119 = t18 + t118;
+                        const int64_t t120 = t119 + t19;
+                        const int64_t t121 = t120 + t42;
+                        const int64_t t123 = t121 + t122;
+                        const int64_t t124 = t123 + 256;
+                        const int64_t t126 = depth_116 * 16;
+                        const int64_t t127 = t126 + t45;
+                        const int64_t t129 = t127 + t128;
+                        for (; j117 + 8 <= 16; j117 += 8) {
+                            const f32v v125 = load_f32(input0 + t124 + j117);
+                            store_f32(s_v + t129 + j117, v125); // attention.py:51
                         }
                     }
                 }
             }
-            product(s_s + 0, 32, 1, s_v + t36, 512, s_o + 0, 64, t14, 64, t44, 0); // attention.py:54
+            product(s_s + 0, 32, 1, s_v + t45, 512, s_o + 0, 64, t14, 64, t51, 0); // attention.py:54
         }
-        const int64_t t119 = t29 * 128;
-        const int64_t t120 = t119 + t31;
-        const int64_t t121 = m_9 * 3072;
-        const int64_t t122 = t120 + t121;
-        for (int64_t row_109 = 0; row_109 < t14; row_109 += 1) {
-            int64_t j110 = 0;
-            const int64_t t113 = row_109 * 64;
-            const int64_t t123 = row_109 * 128;
-            const int64_t t124 = t122 + t123;
-            for (; j110 + 8 <= 64; j110 += 8) {
-                const f32v v114 = load_f32(s_o + t113 + j110);
-                const float t115 = s_total[row_109];
-                const f32v v116 = splat_f32(t115);
-                const f32v v117 = v114 / v116;
-                const f32v v118 = select_f32(v112, splat_f32(0x0.0p+0f), v117);
-                store_f32(output0 + t124 + j110, v118); // attention.py:57
+        const int64_t t140 = t17 * 128;
+        const int64_t t141 = t140 + t19;
+        const int64_t t142 = m_9 * 3072;
+        const int64_t t143 = t141 + t142;
+        for (int64_t row_130 = 0; row_130 < t14; row_130 += 1) {
+            int64_t j131 = 0;
+            const int64_t t134 = row_130 * 64;
+            const int64_t t144 = row_130 * 128;
+            const int64_t t145 = t143 + t144;
+            for (; j131 + 8 <= 64; j131 += 8) {
+                const f32v v135 = load_f32(s_o + t134 + j131);
+                const float t136 = s_total[row_130];
+                const f32v v137 = splat_f32(t136);
+                const f32v v138 = v135 / v137;
+                const f32v v139 = select_f32(v133, splat_f32(0x0.0p+0f), v138);
+                store_f32(output0 + t145 + j131, v139); // attention.py:57
             }
         }
     }
@@ -271,11 +308,17 @@ static int64_t tasks(const int64_t* symbols) {
     const int64_t n1 = symbols[1]; (void)n1;
     return (int64_t)(((floordiv_i64((n1 + INT64_C(23)), INT64_C(24)) * n0) * INT64_C(2)));
 }
+static int64_t group(const int64_t* symbols) {
+    (void)symbols;
+    const int64_t n0 = symbols[0]; (void)n0;
+    const int64_t n1 = symbols[1]; (void)n1;
+    return (int64_t)(floordiv_i64((n1 + INT64_C(23)), INT64_C(24)));
+}
 static size_t scratch_size(const int64_t* symbols) {
     (void)symbols;
     const int64_t n0 = symbols[0]; (void)n0;
     const int64_t n1 = symbols[1]; (void)n1;
-    return (size_t)((((floordiv_i64((floordiv_i64((n1 + INT64_C(31)), INT64_C(32)) + INT64_C(63)), INT64_C(64)) * INT64_C(128)) + (floordiv_i64((n1 + INT64_C(31)), INT64_C(32)) * INT64_C(16384))) + INT64_C(9600)));
+    return (size_t)((((floordiv_i64((floordiv_i64((n1 + INT64_C(31)), INT64_C(32)) + INT64_C(63)), INT64_C(64)) * INT64_C(128)) + (floordiv_i64((n1 + INT64_C(31)), INT64_C(32)) * INT64_C(16384))) + INT64_C(15744)));
 }
 static int64_t work(const int64_t* symbols) {
     (void)symbols;
@@ -295,7 +338,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_8d5811cca305_x86_64_v3 = {
-    "FusedGolden_8d5811cca305", 1, 1, input_types, tile_outputs,
-    bind, shape, tasks, scratch_size, work, run,
+const tile_kernel tile_kernel_FusedGolden_356b58fdda1d_x86_64_v3 = {
+    "FusedGolden_356b58fdda1d", 1, 1, input_types, tile_outputs,
+    bind, shape, tasks, group, scratch_size, work, run,
 };

@@ -1,4 +1,4 @@
-/* FusedGolden_95d51ce74c70: matmul for x86-64-v3 */
+/* FusedGolden_77bdfcddecf6: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -111,6 +111,11 @@ static int64_t tasks(const int64_t* symbols) {
     const int64_t n0 = symbols[0]; (void)n0;
     return (int64_t)(floordiv_i64((n0 + INT64_C(23)), INT64_C(24)));
 }
+static int64_t group(const int64_t* symbols) {
+    (void)symbols;
+    const int64_t n0 = symbols[0]; (void)n0;
+    return (int64_t)(INT64_C(1));
+}
 static size_t scratch_size(const int64_t* symbols) {
     (void)symbols;
     const int64_t n0 = symbols[0]; (void)n0;
@@ -132,7 +137,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_95d51ce74c70_x86_64_v3 = {
-    "FusedGolden_95d51ce74c70", 3, 1, input_types, tile_outputs,
-    bind, shape, tasks, scratch_size, work, run,
+const tile_kernel tile_kernel_FusedGolden_77bdfcddecf6_x86_64_v3 = {
+    "FusedGolden_77bdfcddecf6", 3, 1, input_types, tile_outputs,
+    bind, shape, tasks, group, scratch_size, work, run,
 };

@@ -1,4 +1,4 @@
-/* FusedGolden_8cb8857d31b8: row for x86-64-v3 */
+/* FusedGolden_7e3633cd1521: row for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -154,6 +154,11 @@ static int64_t tasks(const int64_t* symbols) {
     const int64_t n0 = symbols[0]; (void)n0;
     return (int64_t)(floordiv_i64((n0 + INT64_C(7)), INT64_C(8)));
 }
+static int64_t group(const int64_t* symbols) {
+    (void)symbols;
+    const int64_t n0 = symbols[0]; (void)n0;
+    return (int64_t)(INT64_C(1));
+}
 static size_t scratch_size(const int64_t* symbols) {
     (void)symbols;
     const int64_t n0 = symbols[0]; (void)n0;
@@ -177,7 +182,7 @@ static const int32_t input_types[] = {1, 1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_dim dims_1[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}, {1, 2, dims_1}};
-const tile_kernel tile_kernel_FusedGolden_8cb8857d31b8_x86_64_v3 = {
-    "FusedGolden_8cb8857d31b8", 4, 2, input_types, tile_outputs,
-    bind, shape, tasks, scratch_size, work, run,
+const tile_kernel tile_kernel_FusedGolden_7e3633cd1521_x86_64_v3 = {
+    "FusedGolden_7e3633cd1521", 4, 2, input_types, tile_outputs,
+    bind, shape, tasks, group, scratch_size, work, run,
 };

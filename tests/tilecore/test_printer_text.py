@@ -139,7 +139,7 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
       parallel i2 < 4, j < 8
         s[i2, j] = select(((j + (n * 8)) < K), select(((j + (n * 8)) <= (i2 + (m * 4))), (s[i2, j] * f32(0.5)), f32(-inf)), f32(-inf))
       copy rescale = top
-      reduce top with= max(s, axis=1)
+      reduce top with= fmax(s, axis=1)
       parallel i3 < 4
         rescale[i3] = exp2(((rescale[i3] - select((top[i3] == f32(-inf)), f32(0.0), top[i3])) * f32(1.4426950216293335)))
         total[i3] = (total[i3] * rescale[i3])
