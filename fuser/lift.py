@@ -12,11 +12,14 @@ import onnx_ir as ir
 from fuser.element import ZERO, Element, Index, LiftError, content_of, dtype_of
 from fuser.lift_pointwise import CONTRIB, COSTS, POINTWISE
 from fuser.lift_views import GENERATORS, VIEWS, constant_element, pick
+from fuser.precision import in_f32
 from fuser.shapes import Shapes
+from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, cast
 
 Rule = Callable[[Element], Expr]
 Leaf = Callable[[ir.Value, Index], Expr | None]
+KEEPS_TYPE = frozenset(("Cast", "CastLike", "Where"))  # pointwise rules that choose or convert, but do not compute
 PICKED = 16  # integers among which an element is picked by selects
 DEPTH = 200  # nodes in one chain; deeper ones would exhaust Python's stack
 
@@ -95,13 +98,20 @@ class Inliner:
                 else f"comes from {node.op_type}, which has no element rule"
             )
             raise LiftError(f"{value.name!r} {what}", node=node)
+        typed = not is_pointwise(node) or node.op_type in KEEPS_TYPE
+        at = self.at if typed else self._at_wide
         try:
-            return rule(Element(node, value.index() or 0, index, self.at, self.shapes, self.opset))
+            found = rule(Element(node, value.index() or 0, index, at, self.shapes, self.opset))
+            return found if typed or found.dtype is not DType.F32 else cast(found, dtype_of(value, self.shapes))
         except LiftError as error:
             error.node = error.node or node
             raise
         except (TypeError, KeyError) as error:
             raise LiftError(f"{node.op_type} {node.name!r}: {error}", node=node) from error
+
+    def _at_wide(self, value: ir.Value, index: Index) -> Expr:
+        """Arithmetic on 16-bit floats is float32 and rounded once, which is what a correctly rounded one gives."""
+        return in_f32(self.at(value, index))
 
 
 def known_element(value: ir.Value, index: Index, shapes: Shapes) -> Expr | None:

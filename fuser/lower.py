@@ -12,6 +12,7 @@ import onnx_ir as ir
 from fuser.cuts import Cuts
 from fuser.element import Index, LiftError, content_of
 from fuser.lift import rule_of
+from fuser.precision import widened
 from fuser.region import Region
 from tilecore.contract.expr import Expr, Sym, Var, loads, symbols, variables
 from tilecore.contract.spec import Place, Result, Spec, SpecError, Tensor, check
@@ -47,7 +48,7 @@ def lower(draft: Draft, cuts: Cuts, model_inputs: Iterable[ir.Value]) -> Region:
     inputs += _binders(draft, (*tensors, *outputs), inputs, tuple(model_inputs), cuts)
     final = tuple(cuts.tensor(value) for value in inputs)
     bound = frozenset(dim for tensor in final for dim in tensor.shape if isinstance(dim, Sym))
-    spec = replace(draft.spec(final), requires=cuts.shapes.bounds(bound))
+    spec = widened(replace(draft.spec(final), requires=cuts.shapes.bounds(bound)))
     try:
         check(spec)
     except SpecError as error:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from fuser.region import Region
 from tilecore.contract import panel
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Load, Var
+from tilecore.contract.expr import Const, Load, Var, loads
 from tilecore.contract.spec import View, extent_of, views_of
 
 
@@ -92,9 +92,10 @@ def packing(region: Region, index: int) -> Packing:
 def _view_of(region: Region, index: int) -> tuple[View, Load]:
     tensor = region.spec.inputs[index]
     for view in views_of(region.spec):
-        if isinstance(view.value, Load) and view.value.source == tensor:
-            return view, view.value
-    raise PackingError(f"no operand of the region is {tensor.name!r} alone")
+        found = [load for load in loads(view.value) if load.source == tensor]
+        if len(found) == 1:
+            return view, found[0]
+    raise PackingError(f"no operand of the region reads {tensor.name!r} once")
 
 
 def _size(axis: Var) -> int:

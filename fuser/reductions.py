@@ -12,9 +12,9 @@ import onnx_ir as ir
 from fuser.element import ONE, ZERO, Index, LiftError, Shape, attribute, broadcast_index, flatten, shape_of, unflatten
 from fuser.growth import Made
 from fuser.lift import Inliner
+from fuser.precision import hidden, in_f32
 from fuser.shapes import Shapes
 from fuser.softmax import reduced_axes, softmax_axes
-from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Var, cast, const, unary
 from tilecore.contract.spec import Step
 
@@ -106,7 +106,7 @@ class Call:
 def _wide(value: Expr) -> Expr:
     if not value.dtype.is_float:
         raise LiftError(f"reductions of {value.dtype} are left alone; f16, bf16, f32 and f64 have steps")
-    return cast(value, DType.F32) if value.dtype in (DType.F16, DType.BF16) else value
+    return in_f32(value)
 
 
 Translation = Callable[[Call], tuple[Expr | None, ...]]
@@ -141,7 +141,7 @@ REDUCTIONS: dict[str, Translation] = {
 
 def _softmax(call: Call) -> tuple[Expr | None, ...]:
     value = call.read(0)
-    x = _wide(value)
+    x = hidden(_wide(value), value.dtype)
     weight = unary("exp", x - call.rows.reduce("max", x))
     total = call.rows.reduce("sum", weight)
     return (cast(weight * (_one(total) / total), value.dtype),)
@@ -149,7 +149,7 @@ def _softmax(call: Call) -> tuple[Expr | None, ...]:
 
 def _log_softmax(call: Call) -> tuple[Expr | None, ...]:
     value = call.read(0)
-    x = _wide(value)
+    x = hidden(_wide(value), value.dtype)
     shifted = x - call.rows.reduce("max", x)
     return (cast(shifted - unary("log", call.rows.reduce("sum", unary("exp", shifted))), value.dtype),)
 

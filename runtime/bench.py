@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 
 from runtime import inputs as model_inputs
+from runtime import ort_values
 from runtime.session import load
 
 Array = npt.NDArray[Any]
@@ -113,11 +113,12 @@ def _feeds(
     """The given inputs, or inputs of a typical size, or of the first size that the original takes."""
     if inputs is not None:
         return model_inputs.check(inputs, model)
+    names = [output.name for output in session.get_outputs()]
     typical = model_inputs.assign_sizes(model, *TYPICAL_SIZES)
     choices = model_inputs.size_choices(model)
     sizes, reason = model_inputs.first_fitting(
         model,
-        lambda feeds: session.run(None, dict(feeds)),
+        lambda feeds: ort_values.run(session, names, feeds),
         (typical, *choices.large, *choices.small, *choices.fixed),
         seed=0,
         masks=False,
@@ -138,7 +139,7 @@ def _bound(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> Callabl
     """One run of the session, without the copies of inputs and outputs that only Python's plain `run` makes."""
     binding = session.io_binding()
     for name, value in feeds.items():
-        binding.bind_cpu_input(name, np.ascontiguousarray(value))
+        binding.bind_ortvalue_input(name, ort_values.to_ort(value))
     for output in session.get_outputs():
         binding.bind_output(output.name, "cpu")
     return lambda: session.run_with_iobinding(binding)

@@ -236,8 +236,11 @@ def check(feeds: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array
         wanted = ", ".join(f"{entry.name} {entry.dtype}{list(entry.dims)}" for entry in entries.values())
         parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
         raise InputError(f"inputs do not match the model: {'; '.join(parts)}; expected {wanted}")
+    checked: dict[str, Array] = {}
     for name, entry in entries.items():
         value = feeds[name]
+        if value.dtype.kind == "V" and value.dtype.itemsize == entry.dtype.itemsize and value.dtype != entry.dtype:
+            value = value.view(entry.dtype)  # .npz files keep the bits of types that numpy lacks, and not their names
         if value.dtype != entry.dtype:
             raise InputError(f"input {name!r} has dtype {value.dtype}, expected {entry.dtype}")
         fits = len(value.shape) == len(entry.dims) and all(
@@ -245,7 +248,8 @@ def check(feeds: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array
         )
         if not fits:
             raise InputError(f"input {name!r} has shape {list(value.shape)}, expected {list(entry.dims)}")
-    return dict(feeds)
+        checked[name] = value
+    return checked
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------

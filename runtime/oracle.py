@@ -1,10 +1,12 @@
 """Evaluates an ONNX model in double precision, to tell rounding from wrong results.
 
-In: a model (weights may stay in external files), its folder, inputs. Out: every requested value in float64 with the
-non-finite values that the model's own precision gives, and the longest reduction that was met. The meaning of the
-operators is onnx.reference's; nodes run one at a time, so only the weights of one node are widened at once.
+In: a model (weights may stay in external files), its folder, inputs, a `Mode`. Out: every requested value in float64,
+and the longest reduction that was met. The meaning of the operators is onnx.reference's; nodes run one at a time, so
+only the weights of one node are widened at once. No runtime takes part: what ONNX Runtime has no kernels for, such as
+bfloat16 on a CPU, is evaluated all the same.
 """
 
+import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ FLOATS: dict[int, np.dtype[Any]] = {
 }
 
 
+HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLATTENED_BEFORE_13 = frozenset(("Softmax", "LogSoftmax", "Hardmax"))  # onnx.reference has their later meaning only
 
 
@@ -57,15 +60,43 @@ class GatherElements(OpRun):
         return (np.take_along_axis(data[window], indices, axis),)
 
 
+class Mode(enum.Enum):
+    """What is left of the types that the model declares for what its nodes compute."""
+
+    RANGE = enum.auto()  # what overflows a type is infinite; nothing is rounded
+    UNBOUNDED = enum.auto()  # neither: the same formula over the real numbers
+    ROUNDED = enum.auto()  # every result is rounded to its type: the model as a careful runtime computes it
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """Values by name, floats widened to float64, and the longest sum of products or row reduction on the way."""
+    """Values by name, floats widened to float64, and the longest sum of products or row reduction on the way.
+
+    `overflowed`: some finite result did not fit the 16-bit float that the model computes it in.
+    """
 
     values: Mapping[str, Array]
     longest: int
+    overflowed: bool
 
 
-def evaluate(model: onnx.ModelProto, folder: Path, feeds: Mapping[str, Array], names: Sequence[str]) -> Evaluation:
+def has_half(model: onnx.ModelProto) -> bool:
+    """Whether the model computes in 16-bit floats anywhere: then its nodes round much more than ONNX Runtime may."""
+    tensors = [*model.graph.initializer, *(a.t for n in model.graph.node for a in n.attribute if a.HasField("t"))]
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    targets = (a.i for node in model.graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to")
+    kinds = {*(t.data_type for t in tensors), *(v.type.tensor_type.elem_type for v in values), *targets}
+    return not kinds.isdisjoint(HALF)
+
+
+def evaluate(
+    model: onnx.ModelProto,
+    folder: Path,
+    feeds: Mapping[str, Array],
+    names: Sequence[str],
+    *,
+    mode: Mode = Mode.RANGE,
+) -> Evaluation:
     """The values `names` of `model` for `feeds`; external weights are read from `folder` when used.
 
     Raises OracleError for operators that onnx.reference does not know or cannot run.
@@ -82,6 +113,7 @@ def evaluate(model: onnx.ModelProto, folder: Path, feeds: Mapping[str, Array], n
     nested = any(_subgraphs(node) for node in graph.node)
     last_use = {} if nested else {name: i for i, node in enumerate(graph.node) for name in node.input}
     longest = 1
+    overflowed = False
     for i, node in enumerate(graph.node):
         for name in weights.keys() & ({*node.input} | _captured(node)) - known.keys():
             value = numpy_helper.to_array(weights[name], str(folder))
@@ -89,8 +121,9 @@ def evaluate(model: onnx.ModelProto, folder: Path, feeds: Mapping[str, Array], n
         results = _run_node(node, opsets, known)
         kind = _precision(node, precision)
         for name, value in results.items():
-            known[name] = _overflow(_widen(value), kind)
+            known[name] = _in_type(_widen(value), kind, mode)
             precision[name] = kind
+            overflowed = overflowed or _overflows(value, kind)
         longest = max(longest, _reduction_length(node, known))
         for name in node.input:
             if last_use.get(name) == i and name not in names:
@@ -98,7 +131,7 @@ def evaluate(model: onnx.ModelProto, folder: Path, feeds: Mapping[str, Array], n
     for name in names:
         if name not in known and name in weights:
             known[name] = _widen(numpy_helper.to_array(weights[name], str(folder)))
-    return Evaluation({name: known[name] for name in names}, longest)
+    return Evaluation({name: known[name] for name in names}, longest, overflowed)
 
 
 def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[str, Array]) -> dict[str, Array]:
@@ -142,13 +175,26 @@ def _widen(value: Array) -> Array:
     return value.astype(np.float64) if value.dtype in FLOATS.values() else value
 
 
-def _overflow(value: Array, kind: np.dtype[Any]) -> Array:
-    """Infinity where the value does not fit the precision that the model computes it in."""
-    if value.dtype != np.float64 or kind not in FLOATS.values() or kind == np.float64:
+def _in_type(value: Array, kind: np.dtype[Any], mode: Mode) -> Array:
+    """A result in float64 as `mode` wants it for the precision that the model computes it in."""
+    if value.dtype != np.float64 or kind not in FLOATS.values() or kind == np.float64 or mode is Mode.UNBOUNDED:
         return value
+    if mode is Mode.ROUNDED:
+        with np.errstate(over="ignore"):
+            return value.astype(kind).astype(np.float64)
+    return np.where(np.abs(value) > _limit(kind), np.copysign(np.inf, value), value)
+
+
+def _limit(kind: np.dtype[Any]) -> float:
+    """The largest number that rounds to a finite one."""
     info = ml_dtypes.finfo(kind)
-    limit = float(info.max) * (1 + float(info.eps) / 4)
-    return np.where(np.abs(value) > limit, np.copysign(np.inf, value), value)
+    return float(info.max) * (1 + float(info.eps) / 4)
+
+
+def _overflows(value: Array, kind: np.dtype[Any]) -> bool:
+    if value.dtype != np.float64 or kind not in [FLOATS[half] for half in HALF]:
+        return False
+    return bool((np.isfinite(value) & (np.abs(value) > _limit(kind))).any())
 
 
 def _precision(node: onnx.NodeProto, precision: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:

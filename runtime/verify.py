@@ -1,12 +1,15 @@
 """Checks that a fused model computes what the original does, and names the region that does not.
 
 In: the two model files (the fused one with its library beside it) and inputs, given or generated. Out: a `Verdict`.
-The original runs without any of ONNX Runtime's optimisations, because these miscompile some graphs. Inputs are tried
-at two sizes of every symbolic dim, with masks that have holes and hide whole rows, flags on and off, and scaled up.
+The original runs without any of ONNX Runtime's optimisations, because these miscompile some graphs. Where ONNX Runtime
+has no kernels for it (bfloat16), the original is evaluated in double precision and rounded after every node instead.
+Inputs are tried at two sizes of every symbolic dim, with masks that have holes and hide whole rows, flags on and off,
+and scaled up.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
 
 from runtime import inputs as model_inputs
-from runtime.compare import OutputError, compare, is_rounding
-from runtime.oracle import OracleError, evaluate
+from runtime import ort_values
+from runtime.compare import UNIT_ROUNDOFF, OutputError, Truth, compare, is_rounding
+from runtime.oracle import Evaluation, Mode, OracleError, evaluate, has_half
 from runtime.session import DOMAIN, load
 
 Array = npt.NDArray[Any]
@@ -104,26 +109,26 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
     if not original.is_file():
         raise FileNotFoundError(f"{original}: no such model")
     model = onnx.load(str(original), load_external_data=False)
-    reference = _session(str(original))
+    reference = _Original.of(model, str(original), original.parent)
     session = load(fused)
-    changed = _interface_change(reference, session)
+    changed = _interface_change(model, onnx.load(str(fused), load_external_data=False))
     if changed:
         return Verdict(False, (), (), mismatch=changed)
-    cases = _cases(model, reference, inputs, seed)
+    cases = _cases(model, reference, session, inputs, seed)
+    names = [output.name for output in model.graph.output]
     worst: dict[str, OutputError] = {}
     labels: list[str] = []
     unmeasured: str | None = None
     for case in cases:
         labels.append(case.label)
-        names = [output.name for output in reference.get_outputs()]
-        expected = _run(reference, names, case, "the original model")
+        expected = _run(lambda feeds: reference.run(names, feeds), names, case, "the original model")
         try:
-            actual = _run(session, names, case, "the fused model")
+            actual = _run(lambda feeds: ort_values.run(session, names, feeds), names, case, "the fused model")
         except VerifyError as error:
             raise FusedError(str(error), case.feeds) from error
-        truth, longest, reason = _truth(model, original.parent, case.feeds, expected)
+        truth, reason = reference.truth(case.feeds, expected)
         unmeasured = unmeasured or reason
-        found = [compare(name, expected[name], actual[name], truth=truth.get(name), longest=longest) for name in names]
+        found = [compare(name, expected[name], actual[name], truth=truth.get(name)) for name in names]
         worst |= {output.name: _worse(worst.get(output.name), output) for output in found}
         wrong = next((output for output in found if output.fault), None)
         if wrong:
@@ -160,13 +165,10 @@ def _judge_node(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[st
     feeds = {name: values[name] for name in node.input if name}
     names = [name for name in node.output if name]
     body = _body(model, node, values)
-    session = ort.InferenceSession(body.SerializeToString(), _options(), providers=["CPUExecutionProvider"])
-    results = session.run(names, feeds)
-    expected = {name: np.asarray(value) for name, value in zip(names, results, strict=True)}
-    truth, longest, _ = _truth(body, Path(), feeds, expected)
-    outputs = tuple(
-        compare(name, expected[name], values[name], truth=truth.get(name), longest=longest) for name in names
-    )
+    original = _Original.of(body, body.SerializeToString(), Path())
+    expected = dict(zip(names, original.run(names, feeds), strict=True))
+    truth, _ = original.truth(feeds, expected)
+    outputs = tuple(compare(name, expected[name], values[name], truth=truth.get(name)) for name in names)
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = {name: value for name, value in feeds.items() if name not in weights}
     actual = {name: values[name] for name in names}
@@ -203,16 +205,22 @@ def expose(fused: Path, names: Sequence[str], feeds: Mapping[str, Array]) -> dic
         "session.model_external_initializers_file_folder_path", str(fused.resolve().parent)
     )
     session = ort.InferenceSession(exposed.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return {name: np.asarray(v) for name, v in zip(names, session.run(list(names), dict(feeds)), strict=True)}
+    return dict(zip(names, ort_values.run(session, names, feeds), strict=True))
 
 
 def _cases(
-    model: onnx.ModelProto, reference: ort.InferenceSession, inputs: Mapping[str, Array] | None, seed: int
+    model: onnx.ModelProto,
+    reference: "_Original",
+    fused: ort.InferenceSession,
+    inputs: Mapping[str, Array] | None,
+    seed: int,
 ) -> Iterator[_Case]:
     if inputs is not None:
         yield _Case("the given inputs", model_inputs.check(inputs, model))
         return
     choices = model_inputs.size_choices(model)
+    names = [output.name for output in model.graph.output]
+    trial = reference.run if reference.session else partial(ort_values.run, fused)  # evaluating it is slow
     found: list[tuple[Mapping[str, int], bool | None]] = []
     failure = ""
     for ladder in (choices.small, choices.large, choices.fixed):
@@ -220,7 +228,7 @@ def _cases(
             break
         for flag in model_inputs.flag_choices(model):
             sizes, reason = model_inputs.first_fitting(
-                model, lambda feeds: reference.run(None, dict(feeds)), ladder, seed=seed, flag=flag
+                model, lambda feeds: trial(names, feeds), ladder, seed=seed, flag=flag
             )
             failure = reason or failure
             if sizes is not None:
@@ -232,7 +240,7 @@ def _cases(
         )
     for number, (sizes, flag) in enumerate(found):
         yield _Case(_describe(sizes, flag), model_inputs.generate(model, sizes=sizes, seed=seed + number, flag=flag))
-    floats = any(np.issubdtype(entry.dtype, np.inexact) for entry in model_inputs.read(model))
+    floats = any(entry.dtype in UNIT_ROUNDOFF for entry in model_inputs.read(model))
     if floats:
         sizes, flag = found[0]
         feeds = model_inputs.generate(model, sizes=sizes, seed=seed + len(found), scale=LARGE_SCALE, flag=flag)
@@ -243,46 +251,95 @@ def _describe(sizes: Mapping[str, int], flag: bool | None) -> str:
     return model_inputs.describe(sizes) + ("" if flag is None else f", flags {str(flag).lower()}")
 
 
-def _interface_change(original: ort.InferenceSession, fused: ort.InferenceSession) -> str | None:
+def _interface_change(original: onnx.ModelProto, fused: onnx.ModelProto) -> str | None:
     """What differs in the names, order or types of inputs and outputs."""
     for kind, before, after in (
-        ("inputs", original.get_inputs(), fused.get_inputs()),
-        ("outputs", original.get_outputs(), fused.get_outputs()),
+        ("inputs", _interface(original, original.graph.input), _interface(fused, fused.graph.input)),
+        ("outputs", _interface(original, original.graph.output), _interface(fused, fused.graph.output)),
     ):
-        wanted = [(value.name, value.type) for value in before]
-        found = [(value.name, value.type) for value in after]
-        if wanted != found:
-            return f"the fused model's {kind} are {found}, the original's {wanted}"
+        if before != after:
+            return f"the fused model's {kind} are {after}, the original's {before}"
     return None
 
 
-def _truth(
-    model: onnx.ModelProto, folder: Path, feeds: Mapping[str, Array], expected: Mapping[str, Array]
-) -> tuple[Mapping[str, Array], int, str | None]:
-    """The outputs `expected` in double precision and the longest reduction; without them, the reason."""
-    try:
-        evaluation = evaluate(model, folder, feeds, tuple(expected))
-    except OracleError as error:
-        return {}, 1, str(error)
-    for name, value in expected.items():
-        shape = evaluation.values[name].shape
-        if shape != value.shape:
-            return {}, 1, f"output {name!r} has shape {shape} in onnx.reference, {value.shape} in ONNX Runtime"
-        if not is_rounding(value, evaluation.values[name]):
-            return {}, 1, f"onnx.reference and ONNX Runtime disagree on output {name!r} by more than rounding"
-    return evaluation.values, evaluation.longest, None
+def _interface(model: onnx.ModelProto, values: Iterable[onnx.ValueInfoProto]) -> list[tuple[str, str]]:
+    """Names and element types, in order; initializers that old models list as inputs are left out."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return [
+        (value.name, onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type))
+        for value in values
+        if value.name not in constants
+    ]
 
 
-def _run(session: ort.InferenceSession, names: Sequence[str], case: _Case, what: str) -> dict[str, Array]:
+@dataclass(frozen=True)
+class _Original:
+    """What a fused model is compared with: the original in ONNX Runtime, or evaluated where that has no kernels."""
+
+    model: onnx.ModelProto
+    folder: Path
+    session: ort.InferenceSession | None
+
+    @staticmethod
+    def of(model: onnx.ModelProto, source: str | bytes, folder: Path) -> "_Original":
+        """The model in `source` (a path, or bytes), whose external weights are in `folder`."""
+        try:
+            return _Original(model, folder, _session(source))
+        except NotImplementedByRuntime:
+            return _Original(model, folder, None)
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+        """The outputs `names`; evaluated ones are rounded to the type of every node's result on the way."""
+        if self.session is not None:
+            return ort_values.run(self.session, names, feeds)
+        values = evaluate(self.model, self.folder, feeds, names, mode=Mode.ROUNDED).values
+        types = {output.name: output.type.tensor_type.elem_type for output in self.model.graph.output}
+        return [values[name].astype(helper.tensor_dtype_to_np_dtype(types[name])) for name in names]
+
+    def truth(self, feeds: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple[dict[str, Truth], str | None]:
+        """The outputs `expected` in double precision; without them, the reason."""
+        try:
+            exact = self._evaluation(feeds, expected, Mode.RANGE)
+            half = has_half(self.model)
+            unbounded = self._evaluation(feeds, expected, Mode.UNBOUNDED).values if exact.overflowed else {}
+            rounded: Mapping[str, Array] = {}
+            if half and self.session is None:
+                rounded = {name: _wide(value) for name, value in expected.items()}
+            elif half:
+                rounded = self._evaluation(feeds, expected, Mode.ROUNDED).values
+        except OracleError as error:
+            return {}, str(error)
+        found: dict[str, Truth] = {}
+        for name, value in expected.items():
+            truth = Truth(exact.values[name], exact.longest, rounded.get(name), unbounded.get(name))
+            if truth.value.shape != value.shape:
+                shape = truth.value.shape
+                return {}, f"output {name!r} has shape {shape} in onnx.reference, {value.shape} in ONNX Runtime"
+            if not any(is_rounding(value, t) for t in (truth.value, truth.unbounded) if t is not None):
+                return {}, f"onnx.reference and ONNX Runtime disagree on output {name!r} by more than rounding"
+            found[name] = truth
+        return found, None
+
+    def _evaluation(self, feeds: Mapping[str, Array], expected: Mapping[str, Array], mode: Mode) -> Evaluation:
+        return evaluate(self.model, self.folder, feeds, tuple(expected), mode=mode)
+
+
+def _wide(value: Array) -> Array:
+    return value.astype(np.float64) if value.dtype in UNIT_ROUNDOFF else value
+
+
+def _run(
+    run: Callable[[Mapping[str, Array]], list[Array]], names: Sequence[str], case: _Case, what: str
+) -> dict[str, Array]:
     try:
-        values = session.run(list(names), dict(case.feeds))
+        values = run(case.feeds)
     except Exception as error:
         raise VerifyError(f"{what} fails at {case.label}: {error}") from error
-    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    return dict(zip(names, values, strict=True))
 
 
-def _session(path: str) -> ort.InferenceSession:
-    return ort.InferenceSession(path, _options(), providers=["CPUExecutionProvider"])
+def _session(source: str | bytes) -> ort.InferenceSession:
+    return ort.InferenceSession(source, _options(), providers=["CPUExecutionProvider"])
 
 
 def _options() -> ort.SessionOptions:

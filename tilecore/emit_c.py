@@ -12,6 +12,7 @@ from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads,
 from tilecore.contract.spec import extent_of
 from tilecore.emit_expr import (
     ELEMENT,
+    HALF,
     SCALAR,
     VECTOR,
     Expressions,
@@ -19,6 +20,7 @@ from tilecore.emit_expr import (
     Scope,
     instruction_count,
     memory_name,
+    unrounded,
 )
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
 from tilecore.emit_product import kind_of, product_text
@@ -197,7 +199,8 @@ class _Kernel(Expressions):
 
     def _put(self, put: Put) -> None:
         value = self.scalar(put.value)
-        text = f"{memory_name(put.memory)}[{self.scalar(put.offset)}] = {value};"
+        stored = f"bits_{put.memory.dtype}_s({value})" if put.memory.dtype in HALF else value
+        text = f"{memory_name(put.memory)}[{self.scalar(put.offset)}] = {stored};"
         if put.guard is not None:
             text = f"if ({self.scalar(put.guard)}) {text}"
         self.line(text + _where(put.span))
@@ -220,9 +223,9 @@ class _Kernel(Expressions):
     def _pack_transposed(self, pack: PackTransposed) -> None:
         source = f"{memory_name(pack.source.memory)} + {self.scalar(pack.source.offset)}"
         self.line(
-            f"pack_transposed({source}, {self.scalar(pack.source.row)}, {memory_name(pack.panels)} + "
-            f"{self.scalar(pack.offset)}, {self.scalar(pack.panel)}, {self.scalar(pack.columns)}, "
-            f"{self.scalar(pack.depth)});{_where(pack.span)}"
+            f"pack_transposed_{pack.source.memory.dtype}({source}, {self.scalar(pack.source.row)}, "
+            f"{memory_name(pack.panels)} + {self.scalar(pack.offset)}, {self.scalar(pack.panel)}, "
+            f"{self.scalar(pack.columns)}, {self.scalar(pack.depth)});{_where(pack.span)}"
         )
 
     # ---- vector loops
@@ -302,7 +305,7 @@ class _Kernel(Expressions):
     def _vector_put(self, put: Put, lanes: Lanes) -> None:
         step, rest = split_affine(put.offset, lanes.var)
         element = str(put.value.dtype)
-        value = self.vector(put.value, lanes)
+        value = self.vector(unrounded(put.value), lanes)
         masks = [self.vector(put.guard, lanes)] if put.guard is not None else []
         if lanes.tail:
             masks.append(lanes.tail)

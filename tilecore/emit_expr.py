@@ -16,12 +16,14 @@ from tilecore.graph import split_affine
 from tilecore.loops import Memory
 
 NARROW = {DType.I16: "int16_t", DType.I8: "int8_t", DType.U8: "uint8_t"}  # held as i32 in registers
-SCALAR = {DType.F32: "float", DType.F64: "double", DType.I64: "int64_t",
+HALF = {DType.F16: "uint16_t", DType.BF16: "uint16_t"}  # bits in memory, f32 in registers
+SCALAR = {DType.F64: "double", DType.I64: "int64_t", **dict.fromkeys((DType.F32, *HALF), "float"),
           **dict.fromkeys((DType.I32, DType.BOOL, *NARROW), "int32_t")}  # fmt: skip
-VECTOR = {DType.F32: "f32v", DType.F64: "f64v", DType.I64: "i64v",
+VECTOR = {DType.F64: "f64v", DType.I64: "i64v", **dict.fromkeys((DType.F32, *HALF), "f32v"),
           **dict.fromkeys((DType.I32, DType.BOOL, *NARROW), "i32v")}  # fmt: skip
-ELEMENT = {**SCALAR, DType.BOOL: "uint8_t", **NARROW}
+ELEMENT = {**SCALAR, DType.BOOL: "uint8_t", **NARROW, **HALF}
 WRAPPING = {"add", "sub", "mul", "neg", "abs", "pow", "floordiv"}  # may leave the range of a narrow integer
+CHOOSING = {"select", "min", "max", "neg", "abs", "sign", "floor", "ceil", "round"}  # give what 16-bit floats can hold
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 LIBM = {"sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "log", "log2", "tanh", "erf", "pow"}
 POLYNOMIAL = 15  # instructions of exp, tanh, erf and the like
@@ -137,6 +139,8 @@ class Expressions:
         if isinstance(expr, Load):
             assert isinstance(expr.source, Memory)
             text = f"{memory_name(expr.source)}[{self.scalar(expr.index[0])}]"
+            if expr.dtype in HALF:
+                return f"value_{expr.dtype}_s({text})"
             return f"({text} != 0)" if expr.dtype is DType.BOOL else text
         assert isinstance(expr, Op)
         if expr.name == "select":
@@ -145,10 +149,12 @@ class Expressions:
             return f"{condition} ? {yes} : {no}"
         args = [self.scalar(arg) for arg in expr.args]
         text = self._scalar_op(expr, args)
+        if _rounds(expr):
+            return f"round_{expr.dtype}_s({text})"
         return f"({NARROW[expr.dtype]})({text})" if expr.dtype in NARROW and expr.name in WRAPPING else text
 
     def _scalar_op(self, op: Op, args: list[str]) -> str:
-        name, source = op.name, self._type(op.args[0])
+        name, source = op.name, held(self._type(op.args[0]))
         if name in INFIX:
             return f"{args[0]} {INFIX[name]} {args[1]}"
         if name in COMPARE:
@@ -219,6 +225,8 @@ class Expressions:
                 pass
         assert isinstance(expr, Op)
         text = self._vector_op(expr, lanes)
+        if _rounds(expr):
+            return f"round_{expr.dtype}({text})"
         return f"narrow_{expr.dtype}({text})" if expr.dtype in NARROW and expr.name in WRAPPING else text
 
     def _lane_count(self, op: Op, lanes: Lanes) -> str | None:
@@ -254,7 +262,7 @@ class Expressions:
         return first if rest == const(0) else f"{self.scalar(rest)} + {first}"
 
     def _vector_op(self, op: Op, lanes: Lanes) -> str:
-        name, source = op.name, self._type(op.args[0])
+        name, source = op.name, held(self._type(op.args[0]))
         if name == "pow" and op.args[1] == const(2.0, op.dtype):
             base = self.vector(op.args[0], lanes)
             return f"{base} * {base}"
@@ -297,8 +305,23 @@ class Expressions:
 
 
 def held(dtype: DType) -> DType:
-    """The type that values of `dtype` are computed in: the narrow integers are i32 in registers."""
-    return DType.I32 if dtype in NARROW else dtype
+    """The type that values of `dtype` are computed in: narrow integers are i32 in registers, 16-bit floats f32."""
+    return DType.I32 if dtype in NARROW else DType.F32 if dtype in HALF else dtype
+
+
+def _rounds(op: Op) -> bool:
+    """Whether the f32 that an operation of 16-bit floats is computed in must be rounded to their type."""
+    exact = op.name in CHOOSING or (op.name == "cast" and op.args[0].dtype in (op.dtype, DType.BOOL))
+    return op.dtype in HALF and not exact
+
+
+def unrounded(value: Expr) -> Expr:
+    """What to hand to a store, which rounds: the f32 below a cast to a 16-bit float."""
+    match value:
+        case Op(name="cast", args=(wide,)) if value.dtype in HALF and wide.dtype is DType.F32:
+            return wide
+        case _:
+            return value
 
 
 def memory_name(memory: Memory) -> str:
@@ -319,7 +342,7 @@ def literal(value: Const) -> str:
         return "NAN"
     if math.isinf(number):
         return "INFINITY" if number > 0 else "-INFINITY"
-    return f"{number.hex()}{'f' if value.dtype is DType.F32 else ''}"
+    return f"{number.hex()}{'f' if held(value.dtype) is DType.F32 else ''}"
 
 
 def instruction_count(expr: Expr) -> int:

@@ -28,8 +28,17 @@ class ProductKind:
 
 KINDS: dict[tuple[DType, DType, DType], ProductKind] = {  # by the types of a, b and c in memory
     (DType.F32, DType.F32, DType.F32): ProductKind(
-        "product", ("float", "float", "float"), "TILE_MMA({rows}, {vectors})", "mma_"
+        "product", ("float", "float", "float"), "TILE_MMA({rows}, {vectors}, mma_, f32, float)", "mma_"
     ),
+    **{
+        (DType.F32, dtype, DType.F32): ProductKind(  # b is widened when it is read
+            f"product_{dtype}",
+            ("float", "uint16_t", "float"),
+            f"TILE_MMA({{rows}}, {{vectors}}, mma_{dtype}_, {dtype}, uint16_t)",
+            f"mma_{dtype}_",
+        )
+        for dtype in (DType.F16, DType.BF16)
+    },
     **{
         (DType.I16, dtype, DType.I32): ProductKind(
             f"product_{dtype}",

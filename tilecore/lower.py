@@ -32,8 +32,8 @@ from tilecore.loops import (
 )
 from tilecore.rows import is_row_wise, lower_rows, put_of
 
-IN_PANELS = {  # types that a product reads panels of, by the type of the tile
-    DType.F32: (DType.F32,),
+IN_PANELS = {  # types in memory that a product can read panels of, by the type of the tile
+    DType.F32: (DType.F32, DType.F16, DType.BF16),
     DType.I16: (DType.I16, DType.I8, DType.U8),
 }
 
@@ -265,18 +265,25 @@ def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Add
     panel = live_var("panel", (extents[layout.column] + (PANEL - 1)) // PANEL)
     lane = live_var("lane", const(PANEL))
     position = panel * PANEL + lane
-    if isinstance(view.value, Op) and view.value.name == "cast" and buffer.dtype is DType.I16:
-        view = replace(view, value=view.value.args[0])  # the product widens bytes itself
     load = addresses.unguarded(
-        view, _source_index(copy, (position, depth) if layout.column == 0 else (depth, position))
+        _as_stored(view), _source_index(copy, (position, depth) if layout.column == 0 else (depth, position))
     )
-    if load is None or load.dtype not in IN_PANELS[buffer.dtype]:
+    if load is None or load.dtype not in IN_PANELS.get(buffer.dtype, ()):
         return None
     across, rest = split_affine(load.index[0], lane)
     if rest is None or across != const(1):
         return None
     operand = _affine_operand(Load(load.source, (rest,)), panel, depth)
     return operand if operand and operand.column == const(PANEL) else None
+
+
+def _as_stored(view: View) -> View:
+    """The view without the cast that widens its elements: products and packing widen what they read."""
+    match view.value:
+        case Op(name="cast", args=(stored,)) if stored.dtype in IN_PANELS.get(view.dtype, ()):
+            return replace(view, value=stored)
+        case _:
+            return view
 
 
 def _affine_operand(load: Load, row: Var, column: Var) -> Operand | None:
@@ -383,8 +390,8 @@ def _transposed_source(copy: Copy, buffer: Buffer, columns: Expr, depth: Expr, l
     column = live_var("column", columns)
     level = live_var("depth", depth)
     inner = (column, level) if lowering.plan.layouts[buffer.name].column == 0 else (level, column)
-    load = lowering.addresses.unguarded(copy.src.source, _source_index(copy, inner))
-    operand = _affine_operand(load, column, level) if load else None
+    load = lowering.addresses.unguarded(_as_stored(copy.src.source), _source_index(copy, inner))
+    operand = _affine_operand(load, column, level) if load and load.dtype in IN_PANELS.get(buffer.dtype, ()) else None
     return operand if operand and operand.column == const(1) and operand.row != const(1) else None
 
 

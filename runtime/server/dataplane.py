@@ -4,23 +4,17 @@ In: a loaded model and a `ModelInferRequest`. Out: a `ModelInferResponse`, or an
 Invariant: a request that is wrong is refused before the session sees it, and nothing is shared between requests.
 """
 
-import ctypes
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import onnx
-from onnxruntime import OrtValue
-
 from proto import open_inference_pb2 as pb
+from runtime import ort_values
 from runtime.server.model import Model, Tensor
 from runtime.server.ort_errors import RUN_ERRORS
 from runtime.server.repository import shown
 from runtime.server.statistics import Timing
 from runtime.wire import (
-    BF16,
     Array,
     WireError,
     check_shape,
@@ -176,9 +170,7 @@ def _check_shape(model: Model, tensor: Tensor, *, shape: tuple[int, ...], symbol
 def _run(model: Model, feeds: dict[str, Array], outputs: Sequence[Tensor]) -> list[Array]:
     """Run the session, which releases the interpreter lock meanwhile."""
     try:
-        if any(tensor.datatype is BF16 for tensor in (*model.inputs, *outputs)):
-            return _run_bfloat16(model, feeds, outputs)
-        return [np.asarray(result) for result in model.session.run([tensor.name for tensor in outputs], feeds)]
+        return ort_values.run(model.session, [tensor.name for tensor in outputs], feeds)
     except RUN_ERRORS as error:
         # The inputs have the right types and shapes, yet the model could not run on them: an index out of a table's
         # range, or lengths that do not broadcast. ONNX Runtime tells these apart from lack of memory in words only.
@@ -188,28 +180,6 @@ def _run(model: Model, feeds: dict[str, Array], outputs: Sequence[Tensor]) -> li
         raise InvalidRequestError(
             f"the model cannot run on these inputs ({shapes}): a value or length is out of range"
         ) from error
-
-
-def _run_bfloat16(model: Model, feeds: dict[str, Array], outputs: Sequence[Tensor]) -> list[Array]:
-    """The same through OrtValues, as ONNX Runtime's numpy interface does not know bfloat16."""
-    values = {name: _to_ort(array) for name, array in feeds.items()}
-    results = model.session.run_with_ort_values([tensor.name for tensor in outputs], values)
-    return [
-        _from_bfloat16(result) if tensor.datatype is BF16 else result.numpy()
-        for tensor, result in zip(outputs, results, strict=True)
-    ]
-
-
-def _to_ort(array: Array) -> OrtValue:
-    if array.dtype == BF16.dtype:
-        return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
-    return OrtValue.ortvalue_from_numpy(array)
-
-
-def _from_bfloat16(value: OrtValue) -> Array:
-    shape = value.shape()
-    data = ctypes.string_at(value.data_ptr(), math.prod(shape) * 2)
-    return np.frombuffer(data, dtype=BF16.dtype).reshape(shape)
 
 
 def _write(

@@ -1,15 +1,15 @@
-/* FusedGolden_356b58fdda1d: attention for x86-64-v3 */
+/* FusedGolden_23fc6a7e1af8: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
-TILE_MMA(1, 6)
-TILE_MMA(1, 2)
-TILE_MMA(2, 4)
-TILE_MMA(2, 2)
-TILE_MMA(3, 2)
-TILE_MMA(4, 2)
-TILE_MMA(5, 2)
-TILE_MMA(6, 2)
+TILE_MMA(1, 6, mma_, f32, float)
+TILE_MMA(1, 2, mma_, f32, float)
+TILE_MMA(2, 4, mma_, f32, float)
+TILE_MMA(2, 2, mma_, f32, float)
+TILE_MMA(3, 2, mma_, f32, float)
+TILE_MMA(4, 2, mma_, f32, float)
+TILE_MMA(5, 2, mma_, f32, float)
+TILE_MMA(6, 2, mma_, f32, float)
 static void product(const float* restrict a, int64_t lda, int64_t step, const float* restrict b,
                     int64_t panel, float* restrict c, int64_t ldc, int64_t rows, int64_t columns,
                     int64_t depth, int clear) {
@@ -140,7 +140,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             const int64_t t48 = min_i64(32, t47);
             if (!once_k[n_41]) {
                 once_k[n_41] = 1;
-                pack_transposed(input0 + t44, 384, s_k + t45, 1024, t48, 64); // attention.py:43
+                pack_transposed_f32(input0 + t44, 384, s_k + t45, 1024, t48, 64); // attention.py:43
             }
             const int64_t t49 = t36 + t46;
             const int64_t t50 = t49 + 24;
@@ -338,7 +338,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_356b58fdda1d_x86_64_v3 = {
-    "FusedGolden_356b58fdda1d", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_23fc6a7e1af8_x86_64_v3 = {
+    "FusedGolden_23fc6a7e1af8", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

@@ -1,15 +1,15 @@
-/* FusedGolden_77bdfcddecf6: matmul for x86-64-v3 */
+/* FusedGolden_5bd184ceafbd: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
-TILE_MMA(1, 6)
-TILE_MMA(1, 2)
-TILE_MMA(2, 4)
-TILE_MMA(2, 2)
-TILE_MMA(3, 2)
-TILE_MMA(4, 2)
-TILE_MMA(5, 2)
-TILE_MMA(6, 2)
+TILE_MMA(1, 6, mma_, f32, float)
+TILE_MMA(1, 2, mma_, f32, float)
+TILE_MMA(2, 4, mma_, f32, float)
+TILE_MMA(2, 2, mma_, f32, float)
+TILE_MMA(3, 2, mma_, f32, float)
+TILE_MMA(4, 2, mma_, f32, float)
+TILE_MMA(5, 2, mma_, f32, float)
+TILE_MMA(6, 2, mma_, f32, float)
 static void product(const float* restrict a, int64_t lda, int64_t step, const float* restrict b,
                     int64_t panel, float* restrict c, int64_t ldc, int64_t rows, int64_t columns,
                     int64_t depth, int clear) {
@@ -137,7 +137,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_77bdfcddecf6_x86_64_v3 = {
-    "FusedGolden_77bdfcddecf6", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_5bd184ceafbd_x86_64_v3 = {
+    "FusedGolden_5bd184ceafbd", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

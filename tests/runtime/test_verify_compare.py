@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.compare import compare, is_rounding
+from runtime.compare import Truth, compare, is_rounding
 
 
 def random_product(terms: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -21,7 +21,7 @@ def random_product(terms: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.
 @pytest.mark.parametrize("terms", [1, 16, 700, 3072])
 def test_another_order_of_summation_passes(dtype: type, terms: int) -> None:
     forwards, backwards, truth = random_product(terms, dtype)
-    assert compare("y", forwards, backwards, truth=truth, longest=terms).fault is None
+    assert compare("y", forwards, backwards, truth=Truth(truth, terms)).fault is None
 
 
 @pytest.mark.parametrize("terms", [16, 700, 3072])
@@ -30,7 +30,7 @@ def test_a_dropped_term_fails(terms: int) -> None:
     a, b = (random.standard_normal((50, terms)).astype(np.float32) for _ in range(2))
     full, short = (a * b).sum(axis=1), (a * b)[:, :-1].sum(axis=1)
     truth = np.sum(a.astype(np.float64) * b.astype(np.float64), axis=1)
-    assert compare("y", full, short, truth=truth, longest=terms).fault
+    assert compare("y", full, short, truth=Truth(truth, terms)).fault
 
 
 def test_the_originals_noise_is_allowed_in_its_row_only() -> None:
@@ -39,8 +39,8 @@ def test_the_originals_noise_is_allowed_in_its_row_only() -> None:
     noisy_row, calm_row = expected.copy(), expected.copy()
     noisy_row[1, 3] = 1.004
     calm_row[0, 3] = 1.004
-    assert compare("y", expected, noisy_row, truth=truth, longest=1).fault is None
-    fault = compare("y", expected, calm_row, truth=truth, longest=1).fault
+    assert compare("y", expected, noisy_row, truth=Truth(truth, 1)).fault is None
+    fault = compare("y", expected, calm_row, truth=Truth(truth, 1)).fault
     assert fault is not None
     assert fault.startswith("element [0, 3] is 1.00399995, expected 1 within ")
     assert fault.endswith("(1 of 8 elements are off)")
@@ -48,7 +48,7 @@ def test_the_originals_noise_is_allowed_in_its_row_only() -> None:
 
 def test_errors_are_measured_against_the_outputs_own_size() -> None:
     expected = np.full((4, 4), 1e-6, np.float32)
-    error = compare("y", expected, expected * np.float32(1.01), truth=expected.astype(np.float64), longest=64)
+    error = compare("y", expected, expected * np.float32(1.01), truth=Truth(expected.astype(np.float64), 64))
     assert error.fault
     assert error.max_abs == pytest.approx(1e-8, rel=1e-2)
     assert error.max_rel == pytest.approx(1e-2, rel=1e-2)
@@ -61,40 +61,40 @@ def test_errors_are_measured_against_the_outputs_own_size() -> None:
 def test_values_that_are_not_finite_must_match(wanted: float, found: float) -> None:
     expected, actual = np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)
     expected[1, 2], actual[1, 2] = wanted, found
-    error = compare("y", expected, actual, truth=None, longest=1)
+    error = compare("y", expected, actual, truth=None)
     assert error.fault == f"element [1, 2] is {np.float32(found)}, expected {np.float32(wanted)}"
     assert np.isfinite(error.max_abs)
 
 
 def test_matching_values_that_are_not_finite_pass() -> None:
     values = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
-    assert compare("y", values, values.copy(), truth=values.astype(np.float64), longest=1).fault is None
+    assert compare("y", values, values.copy(), truth=Truth(values.astype(np.float64), 1)).fault is None
 
 
 def test_all_nan_and_empty_outputs_pass() -> None:
     for values in (np.full((2, 2), np.nan, np.float32), np.zeros((0, 3), np.float32)):
-        assert compare("y", values, values.copy(), truth=values.astype(np.float64), longest=1).fault is None
+        assert compare("y", values, values.copy(), truth=Truth(values.astype(np.float64), 1)).fault is None
 
 
 def test_shape_and_dtype_must_match() -> None:
     expected = np.ones((2, 3), np.float32)
-    assert compare("y", expected, expected[0], truth=None, longest=1).fault == ("is float32[3], expected float32[2, 3]")
-    assert compare("y", expected, expected.astype(np.float64), truth=None, longest=1).fault
+    assert compare("y", expected, expected[0], truth=None).fault == ("is float32[3], expected float32[2, 3]")
+    assert compare("y", expected, expected.astype(np.float64), truth=None).fault
 
 
 def test_integers_are_exact_but_for_ties_that_rounding_decides() -> None:
     expected, actual = np.array([4, 7]), np.array([4, 8])
-    assert compare("y", expected, actual, truth=expected, longest=1).fault == "element [1] is 8, expected 7"
-    assert compare("y", expected, actual, truth=np.array([4, 8]), longest=1).fault is None
-    assert compare("y", expected, actual, truth=None, longest=1).fault
+    assert compare("y", expected, actual, truth=Truth(expected, 1)).fault == "element [1] is 8, expected 7"
+    assert compare("y", expected, actual, truth=Truth(np.array([4, 8]), 1)).fault is None
+    assert compare("y", expected, actual, truth=None).fault
 
 
 def test_bfloat16_has_its_own_unit() -> None:
     expected = np.ones((3, 3)).astype(ml_dtypes.bfloat16)
     near = (np.ones((3, 3)) + 2**-7).astype(ml_dtypes.bfloat16)
-    assert compare("y", expected, near, truth=expected.astype(np.float64), longest=1).fault is None
+    assert compare("y", expected, near, truth=Truth(expected.astype(np.float64), 1)).fault is None
     far = (np.ones((3, 3)) + 2**-4).astype(ml_dtypes.bfloat16)
-    assert compare("y", expected, far, truth=expected.astype(np.float64), longest=1).fault
+    assert compare("y", expected, far, truth=Truth(expected.astype(np.float64), 1)).fault
 
 
 def test_an_oracle_of_another_meaning_is_no_rounding() -> None:

@@ -122,11 +122,6 @@ def test_every_number_of_rows(rows: int, toolchain: Toolchain) -> None:
     compare(case, toolchain, block_m=12, block_n=48, block_k=24)
 
 
-def test_narrow_types_are_refused_with_the_reason(toolchain: Toolchain) -> None:
-    with pytest.raises(EmitError, match="f16"):
-        build(contraction_case(0, rows=5, columns=6, depth=7), toolchain, None)
-
-
 @pytest.mark.parametrize("blocks", [{}, {"block_m": 24, "block_n": 32, "block_k": 16}])
 @pytest.mark.parametrize(("kind", "count"), [("gated", 2), ("apart", 3)])
 @pytest.mark.parametrize("rows", [1, 37])

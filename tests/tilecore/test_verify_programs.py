@@ -386,9 +386,8 @@ def test_what_passes_may_break() -> None:
         replace(program, buffers=(replace(s, scope="global"), t)), "s has scope 'global', not one of shared, fragment"
     )
     broken(replace(program, body=(Fill(t, const(0)),)), "a value of i64 for t, which is f32")
-    broken(
-        replace(program, body=(Reduce("mean", s, t, 1),)), "a reduction of kind 'mean', not one of sum, max, fmax, min, prod"
-    )
+    kinds = "a reduction of kind 'mean', not one of sum, max, fmax, min, prod"
+    broken(replace(program, body=(Reduce("mean", s, t, 1),)), kinds)
     broken(replace(program, body=(replace(loop, kind="wild"),)), "a loop of kind 'wild' with 1 stages")
     nested = replace(loop, body=(replace(loop, var=Var("n", extent=const(3))),))
     broken(replace(program, body=(nested,)), "the loop variable n hides another of that name")

@@ -179,6 +179,8 @@ TILE_GATHER(i8, i32v, int8_t, TILE_AS_IS, TILE_AS_IS)
 TILE_GATHER(u8, i32v, uint8_t, TILE_AS_IS, TILE_AS_IS)
 TILE_GATHER(i16, i32v, int16_t, TILE_AS_IS, TILE_AS_IS)
 
+#include "tile_half.h"
+
 /* ---- math, f32. Errors are at most about 2 units in the last place; NaN goes through, overflow and underflow are IEEE's. */
 TILE_INLINE f32v max_f32(f32v a, f32v b) { return select_f32(b != b, b, max_raw(b, a)); } /* NaN if either is NaN */
 TILE_INLINE f32v min_f32(f32v a, f32v b) { return select_f32(b != b, b, min_raw(b, a)); }
@@ -376,19 +378,19 @@ TILE_LANE_FOLD(max_lanes, max_f32)
 TILE_LANE_FOLD(min_lanes, min_f32)
 TILE_LANE_FOLD(fmax_lanes, fmax_f32)
 
-/* ---- the register tile: c[rows][NV vectors] (+)= a[rows][depth] · b, b in panels of TILE_PANEL columns.
+/* ---- the register tile: c[rows][NV vectors] (+)= a[rows][depth] · b, b of TYPE in panels of TILE_PANEL columns.
  * Vector j of a row of b lies in panel j * LANES / PANEL. All accumulators live in registers: MR * NV of them. */
-#define TILE_MMA(MR, NV)                                                                                              \
-    static __attribute__((noinline)) void mma_##MR##x##NV(const float* restrict a, int64_t lda, int64_t step,         \
-                                                          const float* restrict b, int64_t panel, float* restrict c,  \
-                                                          int64_t ldc, int64_t depth, int clear) {                    \
+#define TILE_MMA(MR, NV, NAME, TYPE, ELEMENT)                                                                         \
+    static __attribute__((noinline)) void NAME##MR##x##NV(const float* restrict a, int64_t lda, int64_t step,         \
+                                                          const ELEMENT* restrict b, int64_t panel,                   \
+                                                          float* restrict c, int64_t ldc, int64_t depth, int clear) { \
         f32v acc[MR][NV];                                                                                             \
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                 \
             clear ? (f32v){0} : load_f32(c + i * ldc + j * TILE_LANES);                                               \
         for (int64_t k = 0; k < depth; k++) {                                                                         \
             f32v bv[NV];                                                                                              \
             TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] =                                                          \
-                load_f32(b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL);     \
+                load_##TYPE(b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL);  \
             TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                \
                 f32v av = splat_f32(a[i * lda + k * step]);                                                           \
                 TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] += av * bv[j];                                     \
@@ -480,11 +482,15 @@ TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, s
 #define TILE_CALL(shape, row) \
     shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear)
 
-/* ---- packing: panels[p][k][lane] = source[(p * PANEL + lane) * row + k]; lanes past `columns` get 0 */
+/* ---- packing: panels[p][k][lane] = source[(p * PANEL + lane) * row + k], as f32; lanes past `columns` get 0 */
 #if defined(__AVX2__)
-TILE_INLINE void transpose_8x8(const float* restrict source, int64_t row, int rows, float* restrict to) {
-    __m256 r[8], t[8];
-    TILE_UNROLL for (int i = 0; i < 8; i++) r[i] = i < rows ? _mm256_loadu_ps(source + i * row) : _mm256_setzero_ps();
+TILE_INLINE __m256 eight_f32(const float* p) { return _mm256_loadu_ps(p); }
+TILE_INLINE __m256 eight_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+TILE_INLINE __m256 eight_bf16(const uint16_t* p) {
+    return (__m256)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+}
+TILE_INLINE void transpose_8x8(__m256* restrict r, float* restrict to) {
+    __m256 t[8];
     TILE_UNROLL for (int i = 0; i < 4; i++) {
         t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
         t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
@@ -500,23 +506,32 @@ TILE_INLINE void transpose_8x8(const float* restrict source, int64_t row, int ro
         _mm256_storeu_ps(to + (i + 4) * TILE_PANEL, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
     }
 }
+#define TILE_PACK_BLOCK(TYPE)                                                                                          \
+    __m256 r[8];                                                                                                       \
+    TILE_UNROLL for (int i = 0; i < 8; i++) r[i] = i < rows ? eight_##TYPE(from + k + i * row) : _mm256_setzero_ps();  \
+    transpose_8x8(r, to + k * TILE_PANEL);
 #else
-TILE_INLINE void transpose_8x8(const float* restrict source, int64_t row, int rows, float* restrict to) {
-    for (int k = 0; k < 8; k++)
-        for (int i = 0; i < 8; i++) to[k * TILE_PANEL + i] = i < rows ? source[i * row + k] : 0.0f;
-}
+#define TILE_PACK_BLOCK(TYPE)                                                                                          \
+    for (int64_t j = k; j < k + 8; j++)                                                                                \
+        for (int i = 0; i < 8; i++) to[j * TILE_PANEL + i] = i < rows ? value_##TYPE##_s(from[i * row + j]) : 0.0f;
 #endif
-static inline void pack_transposed(const float* restrict source, int64_t row, float* restrict panels, int64_t panel,
-                                   int64_t columns, int64_t depth) {
-    for (int64_t column = 0; column < columns; column += 8) {
-        const int rows = (int)(columns - column < 8 ? columns - column : 8);
-        const float* from = source + column * row;
-        float* to = panels + column / TILE_PANEL * panel + column % TILE_PANEL;
-        int64_t k = 0;
-        for (; k + 8 <= depth; k += 8) transpose_8x8(from + k, row, rows, to + k * TILE_PANEL);
-        for (; k < depth; k++)
-            for (int i = 0; i < 8; i++) to[k * TILE_PANEL + i] = i < rows ? from[i * row + k] : 0.0f;
+#define TILE_PACK_TRANSPOSED(TYPE, ELEMENT)                                                                            \
+    static inline void pack_transposed_##TYPE(const ELEMENT* restrict source, int64_t row, float* restrict panels,     \
+                                              int64_t panel, int64_t columns, int64_t depth) {                         \
+        for (int64_t column = 0; column < columns; column += 8) {                                                      \
+            const int rows = (int)(columns - column < 8 ? columns - column : 8);                                       \
+            const ELEMENT* from = source + column * row;                                                               \
+            float* to = panels + column / TILE_PANEL * panel + column % TILE_PANEL;                                    \
+            int64_t k = 0;                                                                                             \
+            for (; k + 8 <= depth; k += 8) { TILE_PACK_BLOCK(TYPE) }                                                   \
+            for (; k < depth; k++)                                                                                     \
+                for (int i = 0; i < 8; i++)                                                                            \
+                    to[k * TILE_PANEL + i] = i < rows ? value_##TYPE##_s(from[i * row + k]) : 0.0f;                    \
+        }                                                                                                              \
     }
-}
+TILE_INLINE float value_f32_s(float x) { return x; }
+TILE_PACK_TRANSPOSED(f32, float)
+TILE_PACK_TRANSPOSED(f16, uint16_t)
+TILE_PACK_TRANSPOSED(bf16, uint16_t)
 
 #endif
