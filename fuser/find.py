@@ -2,7 +2,7 @@
 
 Comes in: a model as `load` gives it. Goes out: the model that the regions are of, with its shapes, regions and misses.
 Invariant: an operator is in pieces in the result only if all of its work is inside regions; what is left outside may
-move data (a cache that grows by Concat), never compute.
+move data (a cache that grows by Concat) or prepare masks and indices, never compute floats.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ def find(model: ir.Model) -> Found:
 
 
 def _outside(model: ir.Model, shapes: Shapes, regions: Iterable[Region]) -> Mapping[str, list[ir.Node]]:
-    """By operator, the nodes of its definition that compute something and are in no region."""
+    """By operator, the nodes of its definition that compute floats and are in no region."""
     makers = {value: region for region in regions for value in region.outputs}
     found: dict[str, list[ir.Node]] = {}
     seen: set[ir.Value] = set()
@@ -73,7 +73,9 @@ def _outside(model: ir.Model, shapes: Shapes, regions: Iterable[Region]) -> Mapp
         stack += [source for source in node.inputs if source is not None]
         stack += captured(node)
         key = origin_of(node)
-        if key and not (is_view(node) or is_generator(node) or is_plumbing(node, shapes)):
+        dtype = shapes.dtype(value)
+        floats = dtype is None or dtype.is_floating_point()
+        if key and floats and not (is_view(node) or is_generator(node) or is_plumbing(node, shapes)):
             found.setdefault(key, []).append(node)
     return found
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from fuser.expand import standard
+from fuser.expand import grouped_query, multi_head, positions, standard
 from fuser.expand.writer import DOMAIN, Form, FormError
 from fuser.shapes import Shapes
 
@@ -18,7 +18,13 @@ MARK = "tilefuse.form"  # the key of the operator, in the metadata of the nodes 
 NAME = "tilefuse.form.name"
 Definition = Callable[[Form, str], ir.Function]
 
-CONTRIB: Mapping[str, Definition] = {}
+CONTRIB: Mapping[str, Definition] = {  # domain com.microsoft
+    "Attention": multi_head.attention,
+    "EmbedLayerNormalization": positions.embed_layer_normalization,
+    "GroupQueryAttention": grouped_query.grouped_query_attention,
+    "MultiHeadAttention": multi_head.multi_head_attention,
+    "RotaryEmbedding": positions.rotary_embedding,
+}
 
 
 @dataclass(frozen=True, slots=True)

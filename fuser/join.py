@@ -1,0 +1,107 @@
+"""Finds pointwise work whose pieces are put together again: rotated halves, a cache with new entries appended.
+
+Comes in: a node that nothing has taken, the last of such a group. Goes out: the draft of one row program without
+reductions, or None. The forward search of `row` ends at a Concat, because each of its parts is another element; here
+the element of the result is written backwards, so that every part is computed where it is stored.
+"""
+
+import onnx_ir as ir
+
+from fuser.cuts import Cuts, data_inputs, sample, sample_count
+from fuser.element import LiftError, dtype_of, shape_of
+from fuser.graph import User
+from fuser.growth import Frame, Growth, grow
+from fuser.lift import is_pointwise, is_view
+from fuser.lift_views import GATHERS
+from fuser.lower import Draft, result
+from fuser.reductions import Rows
+from tilecore.contract.expr import Expr
+from tilecore.contract.spec import RowSpec, Tensor
+
+KIND = "row"
+LIMIT = 64  # nodes of one group
+SMALL = 16  # elements below which a group is not worth a kernel
+NARROW = 16  # columns that the program has at least, where the shape has as many
+REPEATS = frozenset({"Expand", "Tile", "Pad", "Trilu"})  # views under which work would be done more than once, or in vain
+
+
+def draft_of(node: ir.Node, cuts: Cuts) -> Draft | None:
+    """The group that ends in `node`; None when it joins nothing or computes nothing."""
+    out = node.outputs[0]
+    group = _group(node, cuts)
+    if not (_joins(group) and any(is_pointwise(part) for part in group)) or len(node.outputs) != 1:
+        return None
+    shape = shape_of(out, cuts.shapes)
+    if sample_count(shape) < SMALL or not dtype_of(out, cuts.shapes).is_float:
+        return None
+    rows = Rows(cuts.shapes, cuts.opset, shape, _columns(shape))
+    inner = frozenset(value for part in group for value in part.outputs)
+    value = cuts.reader("side", through=inner).at(out, rows.full)
+    growth = Growth(cuts, {out: rows.full}, {out: value}, list(group), frame=Frame(rows.place, lambda *_: None))
+    extent = grow(growth)
+    results = tuple(
+        result(cuts, made, (rows.row, rows.column), growth.where[made], growth.value[made]) for made in extent.results
+    )
+    if not results:
+        raise LiftError("nothing reads the result")
+
+    def spec(inputs: tuple[Tensor, ...]) -> RowSpec:
+        return RowSpec(inputs, rows.row, rows.column, (), results)
+
+    programs = (*(r.value for r in results), *(i for r in results for i in r.place.index), rows.row, rows.column)
+    label = " + ".join(part.op_type for part in extent.nodes)
+    return Draft(KIND, label, frozenset(extent.nodes), extent.results, programs, spec)
+
+
+def _group(last: ir.Node, cuts: Cuts) -> tuple[ir.Node, ...]:
+    """The pointwise and view nodes that only `last` needs, in order."""
+    remains = cuts.remains
+    group: set[User] = {last}
+    waiting = _sources(last, cuts)
+    while waiting and len(group) < LIMIT:
+        node = max(waiting, key=remains.position.__getitem__)  # all its users have been looked at
+        waiting.discard(node)
+        if any(remains.users_of(value) - group for value in node.outputs):
+            continue
+        group.add(node)
+        waiting |= _sources(node, cuts) - group
+    nodes = [node for node in group if isinstance(node, ir.Node)]
+    return tuple(sorted(nodes, key=remains.position.__getitem__))
+
+
+def _sources(node: ir.Node, cuts: Cuts) -> set[ir.Node]:
+    """The nodes that make the data of `node` and may belong to a group."""
+    found: set[ir.Node] = set()
+    for value in data_inputs(node):
+        producer = value.producer()
+        if producer is None or producer not in cuts.remains.alive or cuts.is_known(value):
+            continue
+        if any(out in cuts.remains.makers for out in producer.outputs):
+            continue
+        views = is_view(producer) and producer.op_type not in REPEATS | GATHERS
+        if views or is_pointwise(producer) or is_clamped(producer, cuts):
+            found.add(producer)
+    return found
+
+
+def is_clamped(node: ir.Node, cuts: Cuts) -> bool:
+    """Whether a gather's indices are all inside by their own computation, so that no index can read elsewhere.
+
+    That is the case for Clip(…, 0, dim − 1) and for Max and Min in its place.
+    """
+    if node.op_type != "GatherElements" or node.inputs[0] is None or node.inputs[1] is None:
+        return False
+    return False
+
+
+def _joins(group: tuple[ir.Node, ...]) -> bool:
+    return any(node.op_type == "Concat" or node.op_type in GATHERS for node in group)
+
+
+def _columns(shape: tuple[Expr, ...]) -> tuple[int, ...]:
+    """The trailing axes that are the program's columns."""
+    first, width = len(shape), 1
+    while first > 0 and width < NARROW:
+        first -= 1
+        width *= max(1, sample(shape[first]))
+    return tuple(range(first, len(shape)))
