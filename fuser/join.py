@@ -8,21 +8,25 @@ the element of the result is written backwards, so that every part is computed w
 import onnx_ir as ir
 
 from fuser.cuts import Cuts, data_inputs, sample, sample_count
-from fuser.element import LiftError, dtype_of, shape_of
+from fuser.dots import axes_of
+from fuser.element import LiftError, attribute, dtype_of, shape_of
 from fuser.graph import User
 from fuser.growth import Frame, Growth, grow
-from fuser.lift import is_pointwise, is_view
+from fuser.lift import is_pointwise, is_view, rule_of
 from fuser.lift_views import GATHERS
 from fuser.lower import Draft, result
 from fuser.reductions import Rows
-from tilecore.contract.expr import Expr
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, cast, nonnegative
 from tilecore.contract.spec import RowSpec, Tensor
 
 KIND = "row"
 LIMIT = 64  # nodes of one group
 SMALL = 16  # elements below which a group is not worth a kernel
 NARROW = 16  # columns that the program has at least, where the shape has as many
-REPEATS = frozenset({"Expand", "Tile", "Pad", "Trilu"})  # views under which work would be done more than once, or in vain
+REPEATS = frozenset(
+    {"Expand", "Tile", "Pad", "Trilu"}
+)  # views under which work would be done more than once, or in vain
 
 
 def draft_of(node: ir.Node, cuts: Cuts) -> Draft | None:
@@ -85,13 +89,34 @@ def _sources(node: ir.Node, cuts: Cuts) -> set[ir.Node]:
 
 
 def is_clamped(node: ir.Node, cuts: Cuts) -> bool:
-    """Whether a gather's indices are all inside by their own computation, so that no index can read elsewhere.
+    """Whether a gather's computed indices are proved inside for every value that they are computed from.
 
-    That is the case for Clip(…, 0, dim − 1) and for Max and Min in its place.
+    Then no value, however wrong, makes a kernel read elsewhere: min(max(i, 0), dim − 1) is such an index.
     """
-    if node.op_type != "GatherElements" or node.inputs[0] is None or node.inputs[1] is None:
+    data, indices = node.inputs[:2] if len(node.inputs) > 1 else (None, None)
+    if node.op_type != "GatherElements" or data is None or indices is None:
         return False
-    return False
+    axes = axes_of(shape_of(indices, cuts.shapes), "i")
+    axis = int(attribute(node, "axis", 0)) % len(axes)
+    try:
+        place = cast(cuts.reader("side", through=_computed(indices)).at(indices, axes), DType.I64)
+    except LiftError:
+        return False
+    return nonnegative(place) and nonnegative(shape_of(data, cuts.shapes)[axis] - 1 - place)
+
+
+def _computed(value: ir.Value) -> frozenset[ir.Value]:
+    """The value and all above it that element rules make of others."""
+    found: set[ir.Value] = set()
+    stack = [value]
+    while stack and len(found) < LIMIT:
+        current = stack.pop()
+        node = current.producer()
+        if current in found or node is None or rule_of(node) is None:
+            continue
+        found.add(current)
+        stack += data_inputs(node)
+    return frozenset(found)
 
 
 def _joins(group: tuple[ir.Node, ...]) -> bool:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fuser import attention, contraction, row
+from fuser import attention, contraction, join, row
 from fuser.cuts import Cuts, is_plumbing
 from fuser.dots import Dot, is_dot
 from fuser.element import LiftError, stage
 from fuser.graph import Remains, bodies
-from fuser.lift import is_pointwise
+from fuser.lift import is_pointwise, is_view
 from fuser.lower import Draft, lower
 from fuser.reductions import is_reduction
 from fuser.region import Miss, Region, name_of
@@ -146,7 +146,7 @@ def _scan(place: _Place, opset: int, cost: CostModel) -> _Scan:
         if (domain, node.op_type) in LEFT_ALONE and not is_plumbing(node, shapes):
             kind, reason = LEFT_ALONE[domain, node.op_type]
             state.miss(kind, node, LiftError(reason, node=node))
-    for finder in (_attentions, _contractions, _reductions, _pointwise):  # the deepest structure first
+    for finder in (_attentions, _contractions, _reductions, _joins, _pointwise):  # the deepest structure first
         finder(state)
     return state
 
@@ -207,6 +207,17 @@ def _reductions(state: _Scan) -> None:
     for node in state.cuts.remains.nodes:
         if is_reduction(node) and _free(state, node) and not is_plumbing(node, state.cuts.shapes):
             state.attempt(row.KIND, node, lambda node=node: row.from_reduction(node, state.cuts))
+
+
+def _joins(state: _Scan) -> None:
+    """Groups from their last node backwards, so that each is as large as can be."""
+    for node in reversed(state.cuts.remains.nodes):
+        if (is_pointwise(node) or is_view(node)) and _free(state, node) and not is_plumbing(node, state.cuts.shapes):
+            try:
+                draft = join.draft_of(node, state.cuts)
+            except LiftError:  # its parts may still be programs of their own
+                continue
+            state.attempt(row.KIND, node, lambda draft=draft: draft)
 
 
 def _pointwise(state: _Scan) -> None:

@@ -129,18 +129,15 @@ def _positions(form: Form, lengths: Lengths) -> ir.Value:
 def _places(form: Form, lengths: Lengths) -> tuple[ir.Value, ir.Value]:
     """For every place of the present cache: where it is in (past, new), and whether it holds a token. [b, 1, t, 1]."""
     room = form.dim(form.input(3), 2)
-    length = form.op("Max", room, lengths.total) if form.opset >= 12 else _larger(form, room, lengths.total)
-    places = form.range(form.scalar(length))
+    places = form.range(form.scalar(form.larger(room, lengths.total)))
     step = form.op("Sub", places, lengths.past)
     cached = form.op("Less", step, form.integer(0))
     valid = form.op("Less", step, lengths.new)
     appended = form.op("Where", valid, form.op("Add", step, room), form.integer(0))
     index = form.op("Where", cached, places, appended)
+    end = form.op("Sub", form.op("Add", room, lengths.new), form.integer(1))
+    index = form.smaller(form.larger(index, form.integer(0)), end)  # whatever seqlens_k says, no read is outside
     return form.unsqueeze(index, 1, 3), form.unsqueeze(valid, 1, 3)
-
-
-def _larger(form: Form, a: ir.Value, b: ir.Value) -> ir.Value:
-    return form.op("Where", form.op("Less", a, b), b, a)
 
 
 def _appended(form: Form, past: ir.Value, new: ir.Value, index: ir.Value, valid: ir.Value) -> ir.Value:

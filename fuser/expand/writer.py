@@ -188,6 +188,14 @@ class Form:
             raise FormError(f"its positions need Range of opset 11; the model has opset {self.opset}")
         return self.op("Range", self.integer(0), length, self.integer(1))
 
+    def larger(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """The maximum of integers, which Max takes since opset 12."""
+        return self.op("Max", a, b) if self.opset >= 12 else self.op("Where", self.op("Less", a, b), b, a)
+
+    def smaller(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """The minimum of integers, which Min takes since opset 12."""
+        return self.op("Min", a, b) if self.opset >= 12 else self.op("Where", self.op("Less", a, b), a, b)
+
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """Cast to a type."""
         return self.op("Cast", value, to=int(dtype))

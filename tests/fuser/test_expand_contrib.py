@@ -114,20 +114,20 @@ EMBEDDING: dict[str, Case] = {
     "positions": embedding(None, IDS % 8, outputs=(0, 1, 2)),
 }
 
-QUERIES, GROUPS = 4, 2
+QUERIES, GROUPS, WIDE = 4, 2, 16
 
 
 def grouped(new: int, cached: int, seqlens: list[int], total: int, *more: Array | None, **attributes: float) -> Case:
     batch = len(seqlens)
-    qkv = (floats(batch, new, QUERIES * WIDTH), *(floats(batch, new, GROUPS * WIDTH) for _ in range(2)))
-    cache = tuple(floats(batch, GROUPS, cached, WIDTH) for _ in range(2))
+    qkv = (floats(batch, new, QUERIES * WIDE), *(floats(batch, new, GROUPS * WIDE) for _ in range(2)))
+    cache = tuple(floats(batch, GROUPS, cached, WIDE) for _ in range(2))
     lengths = (np.array(seqlens, np.int32), np.array(total, np.int32))
     symbols = {(i, 0): "batch" for i in range(6)} | {(i, 1): "new" for i in range(3)} | {(3, 2): "past", (4, 2): "past"}
     given = {"num_heads": QUERIES, "kv_num_heads": GROUPS, **attributes}
     return Case("GroupQueryAttention", (*qkv, *cache, *lengths, *more), given, (0, 1, 2), frozenset({6}), symbols)
 
 
-TURNS = (floats(16, WIDTH // 2), floats(16, WIDTH // 2))
+TURNS = (floats(16, WIDE // 2), floats(16, WIDE // 2))
 GROUPED: dict[str, Case] = {
     "prompt": grouped(4, 0, [3, 3], 4),
     "padded prompt": grouped(4, 0, [3, 1], 4),
