@@ -15,6 +15,7 @@ from tilecore.contract.expr import (
     Op,
     Var,
     apply,
+    cast,
     const,
     from_polynomial,
     loads,
@@ -158,11 +159,11 @@ def _index(expr: Expr) -> Expr:
     def visit(node: Expr) -> Expr:
         if isinstance(node, Const):
             return const(node.value)
-        if not isinstance(node, Op):
-            return node
-        if node.name == "cast" and node.args[0].dtype.is_int:
+        if isinstance(node, Op) and node.name == "cast" and node.args[0].dtype.is_int:
             return visit(node.args[0])
-        return apply(node.name, *map(visit, node.args)) if node.name in ("add", "sub", "mul", "neg", "abs") else node
+        if isinstance(node, Op) and node.name in ("add", "sub", "mul", "neg", "abs"):
+            return apply(node.name, *map(visit, node.args))
+        return cast(node, DType.I64)
 
     return visit(expr)
 
