@@ -79,7 +79,7 @@ def _operands(form: Form, heads: int) -> tuple[ir.Value, ir.Value, ir.Value, tup
     query = form.reshape(form.input(0), 0, 0, heads, width)
     if form.rank(1) == 5:
         k, v = (form.squeeze(part, 3) for part in form.split(form.input(1), (1, 1), 3))
-        parts = [_biased(form, part, heads, width, i, (width,) * 3) for i, part in enumerate((query, k, v))]
+        parts = [_biased(form, part, heads, width, i, (width, width, width)) for i, part in enumerate((query, k, v))]
         return parts[0], parts[1], parts[2], (width, width)
     if form.rank(1) == 4:  # key and value come by head already, and without bias
         v_width = form.size(2, 3)
