@@ -44,9 +44,10 @@ def optimize(
     )
 
 
-def explain(model: str | Path) -> Report:
-    """Say what `optimize` would do, without writing anything."""
-    return compiler.explain(Path(model), options=Options.from_environment())
+def explain(model: str | Path, *, html: str | Path | None = None) -> Report:
+    """Say what `optimize` would do; with `html`, write a page that shows the graph, its regions and their kernels."""
+    page = None if html is None else Path(html)
+    return compiler.explain(Path(model), options=Options.from_environment(), page=page)
 
 
 def verify(original: str | Path, fused: str | Path, *, inputs: Mapping[str, np.ndarray] | None = None) -> Verdict:

@@ -32,6 +32,7 @@ from fuser.standalone import is_weight
 from runtime import native
 from runtime.inputs import InputError
 from runtime.options import Options
+from runtime.page.assemble import finish, sketch
 from runtime.repair import Key, RepairError, Suspect, repair
 from runtime.report import FaultReport, MissReport, RegionReport, Report
 from runtime.repro import write_repro
@@ -39,7 +40,7 @@ from runtime.session import LoadError as SessionError
 from runtime.verify import FusedError, Verdict, VerifyError, expose
 from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
-from tilecore.compile import Kernel, compile_spec
+from tilecore.compile import Dump, Kernel, compile_spec
 from tilecore.contract.spec import Spec
 from tilecore.emit_expr import EmitError
 from tilecore.infer import InferenceError
@@ -163,15 +164,35 @@ def optimize(
     return _report(model, output, built.fused, built.rewritten, start, faults)
 
 
-def explain(model: Path, *, options: Options) -> Report:
-    """What `optimize` would do: the same report, with nothing compiled to machine code or written."""
+def explain(model: Path, *, options: Options, page: Path | None = None) -> Report:
+    """What `optimize` would do: the same report, with nothing compiled to machine code.
+
+    Nothing is written but `page`, an HTML file that shows the graph, its regions and their kernels.
+    """
     start = time.monotonic()
+    if page is not None and not page.parent.is_dir():
+        raise CompileError(f"{page.parent} is not a folder: make it first")
+    texts: dict[str, str] = {}
     try:
-        fused = _fuse(model, options, lambda stage: None, {}, frozenset())
-    except LoadError as error:
+        fused = _fuse(model, options, lambda stage: None, {}, frozenset(), None if page is None else texts.__setitem__)
+        regions = [part.region for part in fused.parts]
+        drawn = None if page is None else sketch(fused.model, regions, fused.workload)
+        rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
+        report = _report(model, None, fused, rewritten, start, ())
+        if page is not None and drawn is not None:
+            kernels = [part.kernel for part in fused.parts]
+            finish(
+                page,
+                drawn,
+                report,
+                rewritten=rewritten.model,
+                kernels=kernels,
+                texts=texts,
+                target=detect_profile().target.name,
+            )
+    except (LoadError, OSError) as error:
         raise CompileError(str(error)) from error
-    rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
-    return _report(model, None, fused, rewritten, start, ())
+    return report
 
 
 def _build(
@@ -217,16 +238,22 @@ def _faults(
 
 
 def _fuse(
-    path: Path, options: Options, progress: Progress, kernels: dict[Spec, Kernel | str], without: frozenset[Key]
+    path: Path,
+    options: Options,
+    progress: Progress,
+    kernels: dict[Spec, Kernel | str],
+    without: frozenset[Key],
+    watch: Dump | None = None,
 ) -> Fused:
-    """Scan the model; `kernels` keeps what was compiled for the next time."""
+    """Scan the model; `kernels` keeps what was compiled for the next time, `watch` sees what is dumped."""
+    dump = _dump(options, watch)
     progress("reading the model")
     model = load(path)
     nodes = sum(1 for _ in model.graph.all_nodes())
     progress("finding regions")
     found = find(model)
     model, regions, misses = found.model, found.regions, found.misses
-    _dump_scan(model, regions, misses, _dump(options))
+    _dump_scan(model, regions, misses, dump)
     profile, targets = detect_profile(), _targets(options)
     parts: list[Part] = []
     refused: list[Miss] = []
@@ -235,7 +262,7 @@ def _fuse(
         progress(f"writing kernels: region {number} of {len(regions)}")
         spec = canonical(region.spec)
         if spec not in kernels:
-            kernels[spec] = _kernel(region.kind, spec, profile, targets, options)
+            kernels[spec] = _kernel(region.kind, spec, profile, targets, options.use, dump)
         kernel = kernels[spec]
         if isinstance(kernel, Kernel):
             inputs, outputs = (tuple(value.name or "" for value in side) for side in (region.inputs, region.outputs))
@@ -260,9 +287,7 @@ def _refused(region: Region, reason: str) -> Miss:
     )
 
 
-def _dump_scan(
-    model: ir.Model, regions: Sequence[Region], misses: Sequence[Miss], dump: Callable[[str, str], None] | None
-) -> None:
+def _dump_scan(model: ir.Model, regions: Sequence[Region], misses: Sequence[Miss], dump: Dump | None) -> None:
     if dump is None:
         return
     dump("00_graph.txt", "\n".join(str(node) for node in model.graph.all_nodes()) + "\n")
@@ -272,14 +297,14 @@ def _dump_scan(
 
 
 def _kernel(
-    kind: str, spec: Spec, profile: HardwareProfile, targets: tuple[Target, ...], options: Options
+    kind: str, spec: Spec, profile: HardwareProfile, targets: tuple[Target, ...], use: Path | None, dump: Dump | None
 ) -> Kernel | str:
     """The kernel, or why the backend has none: that region then stays as it was."""
     try:
-        kernel = compile_spec(spec, label=LABELS[kind], profile=profile, targets=targets, dump=_dump(options))
+        kernel = compile_spec(spec, label=LABELS[kind], profile=profile, targets=targets, dump=dump)
     except (EmitError, InferenceError) as error:
         return str(error)
-    return _edited(kernel, options.use)
+    return _edited(kernel, use)
 
 
 def _edited(kernel: Kernel, use: Path | None) -> Kernel:
@@ -303,14 +328,17 @@ def _targets(options: Options) -> tuple[Target, ...]:
     return chosen
 
 
-def _dump(options: Options) -> Callable[[str, str], None] | None:
+def _dump(options: Options, watch: Dump | None) -> Dump | None:
+    """Where the texts of stages go: to the user's folder, and to `watch`."""
     folder = options.dump
     if folder is None:
-        return None
+        return watch
     folder.mkdir(parents=True, exist_ok=True)
 
     def write(stage: str, text: str) -> None:
         (folder / stage).write_text(text)
+        if watch is not None:
+            watch(stage, text)
 
     return write
 

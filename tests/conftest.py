@@ -1,12 +1,17 @@
 """What all tests share: one cache of compiled objects, the switch that rewrites goldens, and the tiers of tests.
 
-Tests without a mark need no compiler; `cpu` ones build and run native code; `gpu` ones are skipped without a GPU.
+Tests without a mark need no compiler; `cpu` ones build and run native code; `gpu` ones are skipped without a GPU and
+`browser` ones without a Chromium.
 """
 
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,6 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, saying why."""
+    if CHROMIUM is None:
+        no_browser = pytest.mark.skip(reason=f"needs a browser: none of {', '.join(BROWSERS)} is on the path")
+        for item in items:
+            if item.get_closest_marker("browser"):
+                item.add_marker(no_browser)
     if any(Path("/dev").glob("nvidia[0-9]*")):
         return
     no_gpu = pytest.mark.skip(reason="needs an NVIDIA GPU: there is no /dev/nvidia0")
@@ -28,6 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be written instead of compared."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser that tests marked `browser` drive."""
+    assert CHROMIUM is not None
+    return CHROMIUM
 
 
 @pytest.fixture(scope="session")

@@ -83,12 +83,17 @@ def optimize_command(
 
 @app.command("explain")
 def explain_command(
-    model: Annotated[Path, typer.Argument(metavar=MODEL, help="The model to look at.")], as_json: Json = False
+    model: Annotated[Path, typer.Argument(metavar=MODEL, help="The model to look at.")],
+    page: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page that shows graph, regions and kernels."),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Say what would be fused, what not, and why, without writing anything."""
+    """Say what would be fused, what not, and why; the model is not touched."""
     _read_model(model)
     with Console(stderr=True).status("looking for regions"):
-        report = explain(model, options=Options.from_environment())
+        report = explain(model, options=Options.from_environment(), page=page)
     if as_json:
         _print_json(report.to_json())
     else:

@@ -1,0 +1,111 @@
+"""The page of `explain --html`, looked at with a real browser: what it shows, what can be clicked, and no network."""
+
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+import tilefuse
+from models import bert
+from models.graph import GraphWriter, write
+from runtime.page.drawing import Box, Drawing
+from runtime.page.write import write_page
+from runtime.report import Report
+
+pytestmark = pytest.mark.browser
+HOSTILE = "</script><img src=x onerror=document.title='broken'>"
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Generator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    folder = tmp_path_factory.mktemp("page")
+    model = bert.build(folder / "bert.onnx", exporter="torchscript", size=bert.Size(layers=1))
+    return folder / "bert.html", tilefuse.explain(model, html=folder / "bert.html")
+
+
+def opened(browser: Browser, path: Path) -> Page:
+    """The page, drawn; a script error or a request to anywhere fails the test."""
+    page = browser.new_page(viewport={"width": 1500, "height": 900})
+    page.on("pageerror", lambda error: pytest.fail(f"the page's script failed: {error}"))
+    page.on("request", lambda request: None if request.url.startswith("file:") else pytest.fail(request.url))
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready=true]")
+    return page
+
+
+def test_both_graphs_and_the_shares_are_there(browser: Browser, encoder: tuple[Path, Report]) -> None:
+    path, report = encoder
+    page = opened(browser, path)
+    expect(page.locator("#after .box.region")).to_have_count(len(report.regions))
+    assert page.locator("#before .box.region").count() > len(report.regions)
+    assert page.locator("#before .box").count() > page.locator("#after .box").count()
+    expect(page.locator("#shares")).to_contain_text(f"{100 * report.coverage.flops:.1f} % of FLOPs fused")
+    expect(page.locator("#title")).to_have_text(f"bert.onnx: {report.nodes_before} nodes → {report.nodes_after}")
+    expect(page.locator("#details tr.link")).to_have_count(len(report.regions))
+
+
+def test_a_click_shows_the_region_its_program_and_its_code(browser: Browser, encoder: tuple[Path, Report]) -> None:
+    path, report = encoder
+    number = [region.kind for region in report.regions].index("attention")
+    page = opened(browser, path)
+    page.locator("#after .box.attention").first.click()
+    details = page.locator("#details")
+    expect(details).to_contain_text(report.regions[number].op)
+    expect(details.locator("pre")).to_contain_text("gemm s = q · kᵀ")
+    details.get_by_role("button", name="C (").click()
+    expect(details.locator("pre")).to_contain_text("static void run(")
+    expect(details.locator("li")).to_have_count(len(report.regions[number].nodes))
+    chosen = page.locator("#before .box.chosen")
+    assert chosen.count() > 10
+    expect(page.locator("#after .box.chosen")).to_have_count(1)
+    assert all(chosen.nth(i).locator("text").text_content() for i in range(3))
+    assert page.evaluate("location.hash") == f"#region-{number}"
+    page.keyboard.press("Escape")
+    expect(page.locator(".box.chosen")).to_have_count(0)
+
+
+def test_misses_say_why_and_lead_to_their_node_and_names_are_text(browser: Browser, tmp_path: Path) -> None:
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, ("n", 64))
+    total = g.op("CumSum", g.op("Exp", x), g.constant(np.array(1)))
+    g.op("Relu", total, out=HOSTILE)
+    g.output(HOSTILE, np.float32, ("n", 64))
+    report = tilefuse.explain(write(g.finish("miss"), tmp_path / "m.onnx"), html=tmp_path / "m.html")
+    page = opened(browser, tmp_path / "m.html")
+    card = page.locator(".miss-card").first
+    expect(card).to_contain_text(report.misses[0].reason)
+    card.click()
+    expect(page.locator("#details dd").last).to_have_text(report.misses[0].advice)
+    expect(page.locator("#before .box.miss.chosen")).to_have_count(1)
+    assert page.title() == "m.onnx – TileFuse"
+    assert page.locator("img").count() == 0
+
+
+def test_two_thousand_nodes_are_drawn_in_seconds(
+    browser: Browser, encoder: tuple[Path, Report], tmp_path: Path
+) -> None:
+    _, report = encoder
+    count, last = 2000, len(report.regions) - 1
+    boxes = tuple(Box(f"Node {i}", f"/layer.{i // 65}/node_{i}", "node", i * last // count) for i in range(count))
+    edges = tuple((max(0, i - 1 - i % 3), i, f"value_{i}") for i in range(1, count))
+    far = tuple((0, i, "mask") for i in range(50, count, 65))
+    drawing = Drawing(boxes, edges + far)
+    write_page(tmp_path / "deep.html", report, before=drawing, after=drawing, kernels={})
+    start = time.monotonic()
+    page = opened(browser, tmp_path / "deep.html")
+    assert time.monotonic() - start < 20
+    expect(page.locator("#before .box")).to_have_count(count)
+    expect(page.locator("#before .stub")).to_have_count(len(far))
+    page.evaluate(f"location.hash = '#region-{last - 1}'")
+    expect(page.locator("#after .box.chosen").first).to_be_in_viewport()
