@@ -43,6 +43,7 @@ from tilecore.canonical import canonical
 from tilecore.compile import Dump, Kernel, compile_spec
 from tilecore.contract.spec import Spec
 from tilecore.emit_expr import EmitError
+from tilecore.errors import TileError
 from tilecore.infer import InferenceError
 from tilecore.link import link_kernels
 from tilecore.profile import HardwareProfile, detect_profile
@@ -304,6 +305,8 @@ def _kernel(
         kernel = compile_spec(spec, label=LABELS[kind], profile=profile, targets=targets, dump=dump)
     except (EmitError, InferenceError) as error:
         return str(error)
+    except TileError as error:  # our kernels are written for every spec, so this is a fault, and no reason to fuse less
+        return f"a fault of TileFuse, please report the model: its kernel is refused: {error.message}"
     return _edited(kernel, use)
 
 

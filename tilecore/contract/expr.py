@@ -499,7 +499,8 @@ def _lower_bounds(poly: Poly, depth: int) -> Iterator[Poly]:
         return
     if depth == 0:
         return
-    bounded = max(atoms, key=_dependence)  # innermost first: its bounds are in terms of the others
+    # Innermost first: its bounds are in terms of the others. A variable goes before the dims of its extent.
+    bounded = max(atoms, key=lambda atom: (_dependence(atom), isinstance(atom, Var)))
     lows, highs = _range(bounded)
     wants_low = any(amount > 0 for term, amount in poly.items() if bounded in term)
     wants_high = any(amount < 0 for term, amount in poly.items() if bounded in term)

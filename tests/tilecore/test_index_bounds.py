@@ -1,0 +1,29 @@
+"""What `nonnegative` proves of indices: a loop over a whole dim stays inside it, however the dim is computed."""
+
+import pytest
+
+from tilecore.contract.expr import Expr, Sym, Var, const, nonnegative
+
+A, B = Sym("a"), Sym("b")
+
+
+def halved(size: Expr) -> Expr:
+    """The length after a step of 2."""
+    return (size + 1) // 2
+
+
+@pytest.mark.parametrize(
+    "dim",
+    [A, A * B, halved(A), halved(halved(A)), A * halved(B), halved(halved(A)) * halved(halved(B)), A // 3 + const(2)],
+    ids=str,
+)
+def test_a_loop_over_a_dim_stays_inside_it(dim: Expr) -> None:
+    index = Var("j", extent=dim)
+    assert nonnegative(dim - index - 1)
+    assert not nonnegative(dim - index - 2)
+    assert nonnegative(index)
+
+
+def test_an_index_of_another_dim_is_not_proved() -> None:
+    assert not nonnegative(halved(A) - Var("j", extent=halved(B)) - 1)
+    assert not nonnegative(halved(A) * B - Var("j", extent=halved(A) * A) - 1)
