@@ -22,7 +22,7 @@ from tilecore.contract.spec import RowSpec, Tensor
 
 KIND = "row"
 LIMIT = 64  # nodes of one group
-SMALL = 16  # elements below which a group is not worth a kernel
+SMALL = 2  # a single number is not worth a kernel
 NARROW = 16  # columns that the program has at least, where the shape has as many
 REPEATS = frozenset(
     {"Expand", "Tile", "Pad", "Trilu"}

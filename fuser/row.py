@@ -18,7 +18,7 @@ from tilecore.contract.spec import Result, RowSpec, Step, Tensor
 KIND = "row"
 BEFORE = 16  # nodes that a row program takes in before its first reduction
 HEAVY = 10  # multiplications per element that make one pointwise node worth a kernel
-SMALL = 16  # elements below which a pointwise tensor is not worth one
+SMALL = 2  # a single number is not worth a kernel
 DEAR = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "sigmoid", "pow", "div", "sqrt", "rsqrt"})
 NARROW = 16  # columns that a pointwise program has at least, where the shape has as many
 

@@ -18,7 +18,6 @@ FORMS = frozenset(
         ("", "GroupNormalization"),
         ("", "RotaryEmbedding"),
         ("", "SwiGLU"),
-        ("", "Swish"),
         ("ai.onnx.preview", "FlexAttention"),
     }
 )
