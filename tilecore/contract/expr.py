@@ -484,11 +484,15 @@ def _inside(value: "Expr", extent: "Expr") -> bool:
 @lru_cache(maxsize=1 << 16)  # pure, and asked for the same dims over and over
 @lru_cache(maxsize=1 << 16)
 def nonnegative(expr: "Expr") -> bool:
-    """True when `expr` (an integer) is proved at least 0 for all symbols ≥ 1 and all variables within their extents.
+    """True when `expr` (an integer) is proved at least 0 for all symbols ≥ 0 and all variables within their extents.
 
-    A False answer means "not proved". Facts about indices of an empty domain are vacuous, hence symbols ≥ 1.
+    A False answer means "not proved". A variable has a value only where its extent is at least 1, so that extents may be
+    taken to be that; a symbol that is no factor of one may be 0 (a past of length 0 beside a sequence).
     """
-    return any(_all_nonnegative(bound) for bound in _lower_bounds(polynomial(expr), 12))
+    extents = [polynomial(var.extent) for var in variables(expr) if var.extent is not None]
+    positive = frozenset(atom for extent in extents if len(extent) == 1 for term in extent for atom in term)
+    domain = tuple(_plus(extent, {(): -1}) for extent in extents if len(extent) > 1)
+    return any(_all_nonnegative(bound, positive, domain) for bound in _lower_bounds(polynomial(expr), 12))
 
 
 def _lower_bounds(poly: Poly, depth: int) -> Iterator[Poly]:
@@ -550,7 +554,7 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
     zero = Const(0, DType.I64)
     if isinstance(atom, Var) and atom.extent is not None:
         return (zero,), (atom.extent - 1,)
-    if isinstance(atom, Op) and atom.name == "mod" and nonnegative(atom.args[1] - 1):
+    if isinstance(atom, Op) and atom.name == "mod" and _is_divisor(atom.args[1]):
         return (zero,), (atom.args[1] - 1,) + ((atom.args[0],) if nonnegative(atom.args[0]) else ())
     if isinstance(atom, Op) and atom.name == "floordiv" and nonnegative(atom.args[0]):
         return (zero,), tuple(floordiv(high, atom.args[1]) for high in _upper_bounds(atom.args[0]))
@@ -568,15 +572,26 @@ def _upper_bounds(expr: "Expr") -> tuple["Expr", ...]:
     return tuple(dict.fromkeys(from_polynomial(_times({(): -1}, bound)) for bound in lower))[:4]
 
 
-def _all_nonnegative(poly: Poly) -> bool:
-    """Every coefficient at least 0 after putting 1 + t for each symbol."""
+def _is_divisor(expr: "Expr") -> bool:
+    """Whether `expr` is at least 1 where its symbols are: a division by dims stands only where none of them is 0."""
+    poly = _plus(polynomial(expr), {(): -1})
+    atoms = frozenset(atom for term in poly for atom in term)
+    if all(isinstance(atom, Sym) for atom in atoms):
+        return _all_nonnegative(poly, atoms, ())
+    return nonnegative(expr - 1)
+
+
+def _all_nonnegative(poly: Poly, positive: frozenset["Expr"], domain: tuple[Poly, ...]) -> bool:
+    """`poly` ≥ 0 where `positive` symbols are at least 1, the others at least 0, and so is each of `domain`."""
     shifted: Poly = {}
     for monomial, coefficient in poly.items():
         term: Poly = {(): coefficient}
         for atom in monomial:
-            term = _times(term, {(atom,): 1, (): 1})
+            term = _times(term, {(atom,): 1, (): 1} if atom in positive else {(atom,): 1})
         shifted = _plus(shifted, term)
-    return all(coefficient >= 0 for coefficient in shifted.values())
+    if all(coefficient >= 0 for coefficient in shifted.values()):
+        return True
+    return any(_all_nonnegative(_plus(poly, bound, -1), positive, domain[i + 1 :]) for i, bound in enumerate(domain))
 
 
 def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
@@ -589,7 +604,7 @@ def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
         return from_polynomial(_times(polynomial(args[0]), polynomial(args[1])), dtype)
     if name == "neg":
         return from_polynomial(_times({(): -1}, polynomial(args[0])), dtype)
-    if dtype is DType.I64 and name in ("floordiv", "mod") and nonnegative(args[1] - 1):
+    if dtype is DType.I64 and name in ("floordiv", "mod") and _is_divisor(args[1]):
         return floordiv(*args) if name == "floordiv" else mod(*args)
     if name in ("min", "max"):
         left, right = args
