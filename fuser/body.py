@@ -20,6 +20,7 @@ from tilecore.contract.panel import PANEL
 
 DOMAIN = "tilefuse"
 COPY_LIMIT = 64 * 1024  # bytes of a constant that a body may hold; larger ones are inputs of the region
+HALF = 1 << 26  # integers below its square are doubles
 OPERATORS: Mapping[str, str] = {
     "add": "Add", "mul": "Mul", "sub": "Sub", "floordiv": "Div", "mod": "Mod", "min": "Min", "max": "Max",
     "eq": "Equal", "lt": "Less", "le": "LessOrEqual", "and": "And", "or": "Or", "not": "Not", "select": "Where",
@@ -95,9 +96,24 @@ class _Body:
         """A Constant node; equal ones are shared."""
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self.constants:
-            given = ir.Tensor(array, name="") if tensor is None else ir.Tensor(array, dtype=tensor.dtype, name="")
-            self.constants[key] = self.emit("Constant", value=given)
+            if self.opset < 9 and array.dtype.kind != "f":
+                self.constants[key] = self._cast_constant(array)
+            else:
+                given = ir.Tensor(array, name="") if tensor is None else ir.Tensor(array, dtype=tensor.dtype, name="")
+                self.constants[key] = self.emit("Constant", value=given)
         return self.constants[key]
+
+    def _cast_constant(self, array: np.ndarray) -> ir.Value:
+        """Integers and bools before opset 9, where Constant holds floats only: doubles hold halves exactly."""
+
+        def whole(part: np.ndarray) -> ir.Value:
+            value = self.emit("Constant", value=ir.Tensor(np.asarray(part, np.float64), name=""))
+            return self.emit("Cast", value, to=int(ir.DataType.from_numpy(array.dtype)))
+
+        if array.dtype.kind == "b" or array.size == 0 or max(abs(int(array.min())), abs(int(array.max()))) < HALF**2:
+            return whole(array)
+        high = self.emit("Mul", whole(array // HALF), whole(np.asarray(HALF)))
+        return self.emit("Add", high, whole(array % HALF))
 
     def ints(self, *values: int) -> ir.Value:
         """A constant int64 vector."""

@@ -486,7 +486,7 @@ def _inside(value: "Expr", extent: "Expr") -> bool:
 def nonnegative(expr: "Expr") -> bool:
     """True when `expr` (an integer) is proved at least 0 for all symbols ≥ 0 and all variables within their extents.
 
-    A False answer means "not proved". A variable has a value only where its extent is at least 1, so that extents may be
+    A False answer means "not proved". A variable has a value only where its extent is at least 1, so extents may be
     taken to be that; a symbol that is no factor of one may be 0 (a past of length 0 beside a sequence).
     """
     extents = [polynomial(var.extent) for var in variables(expr) if var.extent is not None]
