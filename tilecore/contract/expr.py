@@ -6,7 +6,7 @@ when they print alike. Build nodes with the functions here, never with `Op(...)`
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Set, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, Union, runtime_checkable
@@ -24,17 +24,14 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """What it is called in messages."""
-        ...
 
     @property
     def dtype(self) -> DType:
         """The type of an element."""
-        ...
 
     @property
     def shape(self) -> tuple["Expr", ...]:
         """Extents, i64 expressions."""
-        ...
 
 
 class _Arithmetic:
@@ -272,23 +269,17 @@ def _compare(name: str, left: "Expr", right: "Expr") -> "Expr | None":
         return const(name in ("eq", "le", "ge"))
     if name in ("gt", "ge"):
         left, right, name = right, left, {"gt": "lt", "ge": "le"}[name]
-    if name in ("lt", "ne", "eq") and (_always(right - left - 1) or (name != "lt" and _always(left - right - 1))):
+    if name in ("lt", "ne", "eq") and (
+        nonnegative(right - left - 1) or (name != "lt" and nonnegative(left - right - 1))
+    ):
         return const(name != "eq")
-    if name == "lt" and _always(left - right):
+    if name == "lt" and nonnegative(left - right):
         return const(False)
-    if name == "le" and _always(right - left):
+    if name == "le" and nonnegative(right - left):
         return const(True)
-    if name == "le" and _always(left - right - 1):
+    if name == "le" and nonnegative(left - right - 1):
         return const(False)
     return None
-
-
-def _always(expr: "Expr") -> bool:
-    """`nonnegative`, but a fact about symbols alone has no index domain that makes them at least 1."""
-    if variables(expr):
-        return nonnegative(expr)
-    poly = polynomial(expr)
-    return all(amount >= 0 and all(isinstance(atom, Sym) for atom in term) for term, amount in poly.items())
 
 
 def children(expr: "Expr") -> tuple["Expr", ...]:
@@ -482,7 +473,6 @@ def _inside(value: "Expr", extent: "Expr") -> bool:
 
 
 @lru_cache(maxsize=1 << 16)  # pure, and asked for the same dims over and over
-@lru_cache(maxsize=1 << 16)
 def nonnegative(expr: "Expr") -> bool:
     """True when `expr` (an integer) is proved at least 0 for all symbols ≥ 0 and all variables within their extents.
 
@@ -574,14 +564,12 @@ def _upper_bounds(expr: "Expr") -> tuple["Expr", ...]:
 
 def _is_divisor(expr: "Expr") -> bool:
     """Whether `expr` is at least 1 where its symbols are: a division by dims stands only where none of them is 0."""
-    poly = _plus(polynomial(expr), {(): -1})
-    atoms = frozenset(atom for term in poly for atom in term)
-    if all(isinstance(atom, Sym) for atom in atoms):
-        return _all_nonnegative(poly, atoms, ())
-    return nonnegative(expr - 1)
+    if any(not isinstance(atom, Sym) for term in polynomial(expr) for atom in term):
+        return nonnegative(expr - 1)
+    return _all_nonnegative(_plus(polynomial(expr), {(): -1}), symbols(expr), ())
 
 
-def _all_nonnegative(poly: Poly, positive: frozenset["Expr"], domain: tuple[Poly, ...]) -> bool:
+def _all_nonnegative(poly: Poly, positive: Set["Expr"], domain: tuple[Poly, ...]) -> bool:
     """`poly` ≥ 0 where `positive` symbols are at least 1, the others at least 0, and so is each of `domain`."""
     shifted: Poly = {}
     for monomial, coefficient in poly.items():
@@ -608,8 +596,8 @@ def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
         return floordiv(*args) if name == "floordiv" else mod(*args)
     if name in ("min", "max"):
         left, right = args
-        if _always(left - right):
+        if nonnegative(left - right):
             return right if name == "min" else left
-        if _always(right - left):
+        if nonnegative(right - left):
             return left if name == "min" else right
     return None
