@@ -1,12 +1,12 @@
 """The one expression language: symbolic dims, index maps and scalar programs are all `Expr`.
 
 Constants, symbols, variables, operations and loads, as frozen nodes that compare by structure. Integer arithmetic is
-kept in a canonical form (a polynomial over atoms), so that two index expressions are equal exactly
-when they print alike. Build nodes with the functions here, never with `Op(...)` directly.
+kept in a canonical form (a polynomial over atoms): index expressions are equal exactly when they print alike. Build
+nodes with the functions here, never with `Op(...)`.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Set, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, Union, runtime_checkable
@@ -24,14 +24,17 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """What it is called in messages."""
+        ...
 
     @property
     def dtype(self) -> DType:
         """The type of an element."""
+        ...
 
     @property
     def shape(self) -> tuple["Expr", ...]:
         """Extents, i64 expressions."""
+        ...
 
 
 class _Arithmetic:
@@ -273,11 +276,9 @@ def _compare(name: str, left: "Expr", right: "Expr") -> "Expr | None":
         nonnegative(right - left - 1) or (name != "lt" and nonnegative(left - right - 1))
     ):
         return const(name != "eq")
-    if name == "lt" and nonnegative(left - right):
-        return const(False)
     if name == "le" and nonnegative(right - left):
         return const(True)
-    if name == "le" and nonnegative(left - right - 1):
+    if name in ("lt", "le") and nonnegative(left - right - int(name == "le")):
         return const(False)
     return None
 
@@ -474,13 +475,12 @@ def _inside(value: "Expr", extent: "Expr") -> bool:
 
 @lru_cache(maxsize=1 << 16)  # pure, and asked for the same dims over and over
 def nonnegative(expr: "Expr") -> bool:
-    """True when `expr` (an integer) is proved at least 0 for all symbols ≥ 0 and all variables within their extents.
+    """True when the integer `expr` is proved ≥ 0 for all symbols ≥ 0 and variables in range; False is "not proved".
 
-    A False answer means "not proved". A variable has a value only where its extent is at least 1, so extents may be
-    taken to be that; a symbol that is no factor of one may be 0 (a past of length 0 beside a sequence).
+    A variable has a value only where its extent is at least 1; a symbol that is no factor of one may be 0.
     """
     extents = [polynomial(var.extent) for var in variables(expr) if var.extent is not None]
-    positive = frozenset(atom for extent in extents if len(extent) == 1 for term in extent for atom in term)
+    positive = {atom for extent in extents if len(extent) == 1 for term in extent for atom in term}
     domain = tuple(_plus(extent, {(): -1}) for extent in extents if len(extent) > 1)
     return any(_all_nonnegative(bound, positive, domain) for bound in _lower_bounds(polynomial(expr), 12))
 
@@ -564,9 +564,8 @@ def _upper_bounds(expr: "Expr") -> tuple["Expr", ...]:
 
 def _is_divisor(expr: "Expr") -> bool:
     """Whether `expr` is at least 1 where its symbols are: a division by dims stands only where none of them is 0."""
-    if any(not isinstance(atom, Sym) for term in polynomial(expr) for atom in term):
-        return nonnegative(expr - 1)
-    return _all_nonnegative(_plus(polynomial(expr), {(): -1}), symbols(expr), ())
+    plain = all(isinstance(atom, Sym) for term in polynomial(expr) for atom in term)
+    return _all_nonnegative(polynomial(expr - 1), symbols(expr), ()) if plain else nonnegative(expr - 1)
 
 
 def _all_nonnegative(poly: Poly, positive: Set["Expr"], domain: tuple[Poly, ...]) -> bool:
@@ -577,9 +576,9 @@ def _all_nonnegative(poly: Poly, positive: Set["Expr"], domain: tuple[Poly, ...]
         for atom in monomial:
             term = _times(term, {(atom,): 1, (): 1} if atom in positive else {(atom,): 1})
         shifted = _plus(shifted, term)
-    if all(coefficient >= 0 for coefficient in shifted.values()):
-        return True
-    return any(_all_nonnegative(_plus(poly, bound, -1), positive, domain[i + 1 :]) for i, bound in enumerate(domain))
+    return all(coefficient >= 0 for coefficient in shifted.values()) or any(
+        _all_nonnegative(_plus(poly, bound, -1), positive, domain[i + 1 :]) for i, bound in enumerate(domain)
+    )
 
 
 def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
@@ -595,9 +594,7 @@ def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
     if dtype is DType.I64 and name in ("floordiv", "mod") and _is_divisor(args[1]):
         return floordiv(*args) if name == "floordiv" else mod(*args)
     if name in ("min", "max"):
-        left, right = args
-        if nonnegative(left - right):
-            return right if name == "min" else left
-        if nonnegative(right - left):
-            return left if name == "min" else right
+        for large, small in (args, args[::-1]):
+            if nonnegative(large - small):
+                return small if name == "min" else large
     return None
