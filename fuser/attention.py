@@ -13,6 +13,7 @@ from fuser.dots import Dot, axes_of, dot_of, is_dot
 from fuser.element import ONE, ZERO, At, Index, LiftError, flatten, joined, shape_of, stage, unflatten
 from fuser.growth import Growth, grow
 from fuser.lower import Draft, result
+from fuser.quantized import fits_sum, levels, scaled
 from fuser.region import Region, name_of
 from fuser.softmax import Site
 from tilecore.contract.dtype import DType
@@ -20,16 +21,22 @@ from tilecore.contract.expr import Const, Expr, Load, Op, Var, cast, const, load
 from tilecore.contract.spec import AttentionSpec, Tensor, View
 
 RAW = Var("raw", DType.F32)
+INTEGER_RAW = Var("raw", DType.I32)
+PROBABILITY = Var("p", DType.F32)
 ACC = Var("acc", DType.F32)
 KIND = "attention"
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How the probabilities enter the second sum: with a NaN guard, and times a factor that no key changes."""
+    """How the probabilities enter the second sum: with a NaN guard, and times a factor that no key changes.
+
+    `program` is any other program of the probability `PROBABILITY`, then with neither.
+    """
 
     guard: bool
     factor: Expr | None
+    program: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class Found:
 def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
     """The attention that ends in `second`; None when no softmax feeds it, LiftError when one cannot be fused."""
     o = axes_of(shape_of(second.out, cuts.shapes), "o")
-    if second.depth == ONE:
+    if second.depth == ONE or second.integer:
         return None
     key = Var("k", extent=second.depth)
     sides = tuple(zip((second.left, second.right), second.locate(o, key), strict=True))
@@ -147,30 +154,43 @@ def _kept(site: Site, second: Dot, cuts: Cuts) -> bool:
 
 
 def weights_of(expr: Expr, load: Load, key: Var) -> Weights:
-    """Reads a program of the probability `load`: itself, guarded against NaN, or times a factor without the key."""
+    """Reads a program of the probability `load`: itself, guarded against NaN, or times a factor without the key.
+
+    Any other program needs the normalised probability itself, which takes a second pass over the keys.
+    """
+    simple = _simple_weights(expr, load, key)
+    if simple is not None:
+        return simple
+    if not load.dtype.is_float or not expr.dtype.is_float or DType.F64 in (load.dtype, expr.dtype):
+        raise LiftError(
+            f"after the softmax the probabilities p go through {_sketch(expr, load)}, which is no real number"
+        )
+    return Weights(False, None, cast(substitute(expr, {load: cast(PROBABILITY, load.dtype)}), DType.F32))
+
+
+def _simple_weights(expr: Expr, load: Load, key: Var) -> Weights | None:
     if expr == load:
         return Weights(False, None)
     if isinstance(expr, Op):
         if expr.name == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
-            return weights_of(expr.args[0], load, key)
+            return _simple_weights(expr.args[0], load, key)
         if expr.name == "select":
             inner = _guarded(expr)
-            if inner is not None and weights_of(inner, load, key) == Weights(False, None):
+            if inner is not None and _simple_weights(inner, load, key) == Weights(False, None):
                 return Weights(True, None)
         if expr.name in ("mul", "div"):
             left, right = expr.args
             if expr.name == "mul" and load in loads(right):
                 left, right = right, left
             if load not in loads(right) and key not in variables(right):
-                inner = weights_of(left, load, key)
+                inner = _simple_weights(left, load, key)
+                if inner is None:
+                    return None
                 factor = cast(right, DType.F32)
                 if expr.name == "div":
                     factor = const(1.0) / factor
                 return Weights(inner.guard, factor if inner.factor is None else inner.factor * factor)
-    raise LiftError(
-        f"after the softmax the probabilities p go through {_sketch(expr, load)}, which the sum cannot take over",
-        advice="apply it to the scores before the softmax, or to the result",
-    )
+    return None
 
 
 def _guarded(expr: Op) -> Expr | None:
@@ -249,7 +269,11 @@ def _scores(
     if with_key == [False, False]:
         raise LiftError("no operand of the score contraction depends on the key")
     q, k = sides if with_key[1] else sides[::-1]
-    plain = first.finish(RAW, load.index, cuts.reader("side").at)
+    total: Expr = RAW
+    wholes = levels(q, width), levels(k, width)
+    if wholes[0] is not None and wholes[1] is not None and fits_sum(wholes[0], wholes[1], first.depth):
+        total, q, k = scaled(INTEGER_RAW, wholes[0], wholes[1]), wholes[0].value, wholes[1].value
+    plain = first.finish(total, load.index, cuts.reader("side").at)
     score = cast(substitute(score, {load: plain}), DType.F32)
     if any(side.dtype is DType.F64 for side in (q, k, v)):
         raise LiftError(
@@ -321,15 +345,19 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
     if found.sink is not None:
         sink = View("sink", (b, h, q), cast(substitute(found.sink, axes.renamed), DType.F32))
     results = tuple(result(cuts, out, (b, h, q, e), growth.where[out], growth.value[out]) for out in extent.results)
+    weight = None if found.weights.program is None else substitute(found.weights.program, axes.renamed)
+    raw = RAW if views["q"].dtype.is_float else INTEGER_RAW
 
     def spec(inputs: tuple[Tensor, ...]) -> AttentionSpec:
         return AttentionSpec(
-            inputs, views["q"], views["k"], views["v"], RAW, (b, h, q, found.key), in_axes["score"], ACC, results,
-            nan_guard=found.weights.guard, sink=sink,
+            inputs, views["q"], views["k"], views["v"], raw, (b, h, q, found.key), in_axes["score"], ACC, results,
+            nan_guard=found.weights.guard, sink=sink, probability=None if weight is None else PROBABILITY,
+            weight=weight,
         )  # fmt: skip
 
     programs: list[Expr] = [*(view.value for view in views.values()), in_axes["score"], b, h, q, e, found.key]
     programs += [sink.value] if sink is not None else []
+    programs += [weight] if weight is not None else []
     for made in results:
         programs += [made.value, *made.place.index]
     label = _label(found, in_axes["score"], q)

@@ -16,29 +16,42 @@ from fuser.element import Index, LiftError, flatten, shape_of, unflatten
 from fuser.growth import Growth, grow
 from fuser.lift import is_view
 from fuser.lower import Draft, result
+from fuser.quantized import Levels, fits_sum, levels, scaled, whole
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Var, const, loads, substitute, variables
+from tilecore.contract.expr import Expr, Var, const, loads, substitute, variables
 from tilecore.contract.spec import ContractionSpec, Product, Tensor, View
 
-ACC = Var("acc", DType.F32)
 KIND = "contraction"
 SIBLINGS = 3  # contractions of one left operand in one region
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """One contraction as a product of views: `where` its element (b, m, n) stands in the node's output."""
+    """One contraction as a product of views: `where` its element (b, m, n) stands in the node's output.
+
+    `sums` are the operands' levels and scales where the views are levels that are summed as integers.
+    """
 
     dot: Dot
     a: View
     b: View
     where: Index
+    sums: tuple[Levels, Levels] | None
 
     @property
     def weighs(self) -> bool:
-        """Whether the right operand is a plain matrix of weights."""
-        value = self.b.value
-        return isinstance(value, Load) and isinstance(value.source, Tensor) and value.source.constant
+        """Whether the right operand is made of weights."""
+        sources = [load.source for load in loads(self.b.value)]
+        return bool(sources) and all(isinstance(source, Tensor) and source.constant for source in sources)
+
+    @property
+    def acc_type(self) -> DType:
+        """The type of the sum."""
+        return DType.F32 if self.sums is None else DType.I32
+
+    def total(self, acc: Expr) -> Expr:
+        """What the contraction's tail takes of the sum `acc`: a real number, or the operator's own integer."""
+        return acc if self.sums is None or self.dot.integer else scaled(acc, *self.sums)
 
 
 def origin_of(dot: Dot, cuts: Cuts) -> ir.Value:
@@ -61,9 +74,9 @@ def siblings_of(dot: Dot, others: Sequence[Dot], cuts: Cuts) -> list[Factors]:
             factors = factors_of(other, cuts)
         except LiftError:
             continue
-        known = [load.source for part in found for load in loads(part.b.value)]
+        known = {load.source for part in found for load in loads(part.b.value)}
         if factors.weighs and factors.a == first.a and factors.b.axes == first.b.axes:
-            found += [factors] if loads(factors.b.value)[0].source not in known else []
+            found += [factors] if known.isdisjoint(load.source for load in loads(factors.b.value)) else []
     return found
 
 
@@ -72,14 +85,17 @@ def factors_of(dot: Dot, cuts: Cuts) -> Factors:
     o = axes_of(shape_of(dot.out, cuts.shapes), "o")
     inner = Var("k", extent=dot.depth)
     left_index, right_index = dot.locate(o, inner)
-    left, right = (dot.left, left_index), (dot.right, right_index)
-    if _constant(dot.left) and not _constant(dot.right):
-        left, right = right, left
-    b, m, n, renamed = split_axes(o, left[1], right[1])
     reader = cuts.reader("view")
-    views = [substitute(reader.at(*side), renamed) for side in (left, right)]
+    sides = [(dot.read(side, reader.at, index), index) for side, index in enumerate((left_index, right_index))]
+    if _constant(dot.left) and not _constant(dot.right):
+        sides.reverse()
+    b, m, n, renamed = split_axes(o, sides[0][1], sides[1][1])
+    left, right = (substitute(side, renamed) for side, _ in sides)
     where = tuple(substitute(index, renamed) for index in o)
-    return Factors(dot, View("a", (b, m, inner), views[0]), View("b", (b, inner, n), views[1]), where)
+    sums = _integers(dot, left, right, inner)
+    if sums is not None:
+        left, right = sums[0].value, sums[1].value
+    return Factors(dot, View("a", (b, m, inner), left), View("b", (b, inner, n), right), where, sums)
 
 
 def draft_alone(dot: Dot, cuts: Cuts) -> Draft:
@@ -89,9 +105,9 @@ def draft_alone(dot: Dot, cuts: Cuts) -> Draft:
 
 def draft_of(parts: Sequence[Factors], cuts: Cuts) -> Draft:
     """The region around contractions of one left operand. LiftError when there is none."""
-    accs = [Var(f"acc{number or ''}", DType.F32) for number in range(len(parts))]
+    accs = [Var(f"acc{number or ''}", part.acc_type) for number, part in enumerate(parts)]
     reader = cuts.reader("side")
-    values = [part.dot.finish(acc, part.where, reader.at) for part, acc in zip(parts, accs, strict=True)]
+    values = [part.dot.finish(part.total(acc), part.where, reader.at) for part, acc in zip(parts, accs, strict=True)]
     outs = [part.dot.out for part in parts]
     where = {out: part.where for out, part in zip(outs, parts, strict=True)}
     growth = Growth(cuts, where, dict(zip(outs, values, strict=True)), [part.dot.node for part in parts])
@@ -115,6 +131,19 @@ def draft_of(parts: Sequence[Factors], cuts: Cuts) -> Draft:
                 *(i for r in results for i in r.place.index), b, m, n, inner)  # fmt: skip
     label = " + ".join(node.op_type for node in extent.nodes)
     return Draft(KIND, label, frozenset(extent.nodes), extent.results, programs, spec)
+
+
+def _integers(dot: Dot, left: Expr, right: Expr, inner: Var) -> tuple[Levels, Levels] | None:
+    """The operands as levels to be summed as integers; None where that is not what the graph says, exactly."""
+    if dot.integer:
+        wholes = whole(left), whole(right)
+        if wholes[0] is None or wholes[1] is None:
+            raise LiftError(f"{dot.node.op_type} {dot.node.name!r} multiplies integers that 16 bits do not hold")
+        return wholes[0], wholes[1]
+    found = levels(left, inner), levels(right, inner)
+    if found[0] is None or found[1] is None or not fits_sum(found[0], found[1], dot.depth):
+        return None
+    return found[0], found[1]
 
 
 def _constant(value: ir.Value) -> bool:

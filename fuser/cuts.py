@@ -21,7 +21,10 @@ from tilecore.contract.expr import Const, Expr, Load, Sym, Var, const, rewrite
 from tilecore.contract.spec import Tensor
 
 SAMPLE = 128  # what every symbolic dim counts as where sizes are compared
+LOADING = 8  # multiplications per element that the operand of a plain contraction may cost: it is read several times
 BUDGET = 32  # multiplications per element that a side operand may cost
+BYTE_TYPES = (ir.DataType.INT8, ir.DataType.UINT8)
+FEW_BYTES = 64  # loads of so little (a few scalars) are no reason to keep a value
 NOTHING: frozenset[ir.Value] = frozenset()
 
 
@@ -35,7 +38,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Cuts:
-    """Decisions by mode: "view" looks through views only, "operand" is for q, k and v, "side" for others."""
+    """Decisions by mode: "view" looks through views and what unpacks smaller values (a contraction's operands),
+    "operand" is for q, k and v, "side" for others."""
 
     shapes: Shapes
     opset: int
@@ -124,7 +128,7 @@ class Cuts:
         node = self.remains.producer(value)
         if node is None or value in self.remains.makers or rule_of(node) is None:
             return whole
-        if is_pointwise(node) and (mode == "view" or self.is_home(value)):
+        if is_pointwise(node) and self.is_home(value) and self.size(value) > FEW_BYTES:
             return whole
         parts = [self.plan(source, mode) for source in data_inputs(node)]
         leaves = NOTHING.union(*(part.leaves for part in parts))
@@ -149,8 +153,10 @@ class Cuts:
             return whole
         count = sample_count(self.tensor(value).shape)
         loaded = sum(min(self.size(leaf), count * self.tensor(leaf).dtype.row.bytes) for leaf in leaves)
+        if mode == "view" and (2 * loaded > self.size(value) or cost > LOADING):
+            return whole
         allowed = 2 * self.size(value) if mode == "operand" else self.size(value) - 1
-        return Plan(leaves, cost) if cost <= BUDGET and loaded <= allowed else whole
+        return Plan(leaves, cost) if cost <= BUDGET and loaded <= max(allowed, FEW_BYTES) else whole
 
     def size(self, value: ir.Value) -> int:
         """Bytes of a value, every symbolic dim taken as `SAMPLE`."""
@@ -168,12 +174,21 @@ class Cuts:
                 self._homes.update((out, self._home_of(node, out)) for out in node.outputs)
         return self._homes.get(value, (False, False))
 
+    def widens(self, source: ir.Value, value: ir.Value) -> bool:
+        """Whether `value` is made of single bytes of `source` and has larger elements: the bytes are what to keep."""
+        narrow = self.shapes.dtype(source), self.shapes.dtype(value)
+        return narrow[0] in BYTE_TYPES and narrow[1] is not None and narrow[1] not in BYTE_TYPES
+
     def _home_of(self, node: ir.Node, value: ir.Value) -> tuple[bool, bool]:
         if rule_of(node) is None:
             return True, node.op_type.startswith("Reduce")
         if not is_pointwise(node):
             return False, False
-        known = [(source, self._homes.get(source, (False, False))) for source in node.inputs if source is not None]
+        known = [
+            (source, self._homes.get(source, (False, False)))
+            for source in node.inputs
+            if source is not None and not self.widens(source, value)
+        ]
         rows = any(row for _, (_, row) in known)
         shape = self.shapes.shape(value)
         return rows or any(home and self.shapes.shape(source) == shape for source, (home, _) in known), rows

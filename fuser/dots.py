@@ -1,11 +1,12 @@
 """Every operator that multiplies and sums over an axis, in one form: out[o…] = Σ_k left[…] · right[…], then a tail.
 
 Comes in: a node. Goes out: a `Dot`, which says where element (o…, k) of either operand is and what is done with the
-sum. MatMul of any rank, Gemm, FusedMatMul, two-operand Einsum and 1×1 Conv are Dots.
+sum. MatMul of any rank, Gemm, FusedMatMul, two-operand Einsum and 1×1 Conv are Dots, and so are the operators that
+multiply quantised integers: their operands are levels, their sum is an integer, their tail scales it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -23,12 +24,22 @@ from fuser.element import (
     shape_of,
     unflatten,
 )
+from fuser.quantized import level, requantized
 from fuser.shapes import Shapes
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Var, cast
 
+DOMAINS = ("", "ai.onnx", "com.microsoft")
 Operands = Callable[[Index, Expr], tuple[Index, Index]]
 Tail = Callable[[Expr, Index, At], Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """A zero point: `at(index)` is where that of the operand's element `index` is."""
+
+    value: ir.Value
+    at: Callable[[Index], Index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,16 @@ class Dot:
     depth: Expr
     locate: Operands
     finish: Tail
+    zeros: tuple[Zero | None, Zero | None] = (None, None)  # of integer operands: their zero points
+    integer: bool = False  # operands are levels that are summed as 32-bit integers
+
+    def read(self, side: int, at: At, index: Index) -> Expr:
+        """The element of the left (0) or right (1) operand at `index`: for integers, less its zero point."""
+        element = at(self.right if side else self.left, index)
+        if not self.integer:
+            return element
+        zero = self.zeros[side]
+        return level(element, None if zero is None else at(zero.value, zero.at(index)))
 
     @property
     def out(self) -> ir.Value:
@@ -50,15 +71,15 @@ class Dot:
 
 def is_dot(node: ir.Node) -> bool:
     """Whether `dot_of` knows the operator."""
-    return (node.domain in ("", "ai.onnx") and node.op_type in _READERS) or (
-        node.domain == "com.microsoft" and node.op_type in ("FusedMatMul", "TransposeMatMul")
-    )
+    return node.op_type in (_CONTRIB if node.domain == "com.microsoft" else _READERS) and node.domain in DOMAINS
 
 
 def dot_of(node: ir.Node, shapes: Shapes) -> Dot:
     """The node as a Dot. LiftError, with what was found, for the uses of the operator that are not one."""
-    reader = _matmul if node.domain == "com.microsoft" else _READERS[node.op_type]
+    reader = (_CONTRIB if node.domain == "com.microsoft" else _READERS)[node.op_type]
     dtype = dtype_of(node.outputs[0], shapes)
+    if reader in _INTEGER_READERS:
+        return reader(node, shapes, dtype)
     if dtype not in (DType.F32, DType.F16, DType.BF16):
         raise LiftError(
             f"{node.op_type} {node.name!r} is {dtype}; f32, f16 and bf16 accumulate in f32",
@@ -81,6 +102,10 @@ def _plain(dtype: DType, scale: float = 1.0) -> Tail:
 
 def _matmul(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     left, right = _inputs(node, 2)
+    return _matmul_of(node, shapes, left, right, _plain(dtype, float(attribute(node, "alpha", 1.0))))
+
+
+def _matmul_of(node: ir.Node, shapes: Shapes, left: ir.Value, right: ir.Value, finish: Tail) -> Dot:
     a, b, out = shape_of(left, shapes), shape_of(right, shapes), shape_of(node.outputs[0], shapes)
     if attribute(node, "transBatchA", 0) or attribute(node, "transBatchB", 0):
         raise LiftError(f"{node.op_type} {node.name!r} moves batch axes")
@@ -100,7 +125,7 @@ def _matmul(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
         batch_b = broadcast_index(tuple(rest), tuple(shape), b[:-2])
         return (*batch_a, *((k, *m) if turn_a else (*m, k))), (*batch_b, *((*n, k) if turn_b else (k, *n)))
 
-    return Dot(node, left, right, a[-2 if turn_a else -1], locate, _plain(dtype, float(attribute(node, "alpha", 1.0))))
+    return Dot(node, left, right, a[-2 if turn_a else -1], locate, finish)
 
 
 def _gemm(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
@@ -126,6 +151,15 @@ def _gemm(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
 
 def _conv(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     image, weight = _inputs(node, 2)
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+
+    def finish(acc: Expr, o: Index, at: At) -> Expr:
+        return cast(acc if bias is None else acc + cast(at(bias, (o[1],)), DType.F32), dtype)
+
+    return _conv_of(node, shapes, image, weight, finish)
+
+
+def _conv_of(node: ir.Node, shapes: Shapes, image: ir.Value, weight: ir.Value, finish: Tail) -> Dot:
     x, w = shape_of(image, shapes), shape_of(weight, shapes)
     spatial = len(x) - 2
     ones = all(dim == ONE for dim in w[2:])
@@ -134,18 +168,14 @@ def _conv(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     auto = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     if not (ones and steps and pads and auto) or int(attribute(node, "group", 1)) != 1:
         raise LiftError(
-            f"Conv {node.name!r} is not a 1×1 convolution of stride 1 without groups and padding",
+            f"{node.op_type} {node.name!r} is not a 1×1 convolution of stride 1 without groups and padding",
             node=node,
             advice="nothing to do: ONNX Runtime runs spatial convolutions; patches that do not overlap could be a "
             "Reshape and a MatMul",
         )
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
 
     def locate(o: Index, k: Expr) -> tuple[Index, Index]:
         return (o[0], k, *o[2:]), (o[1], k, *(ZERO for _ in w[2:]))
-
-    def finish(acc: Expr, o: Index, at: At) -> Expr:
-        return cast(acc if bias is None else acc + cast(at(bias, (o[1],)), DType.F32), dtype)
 
     return Dot(node, image, weight, x[1], locate, finish)
 
@@ -194,6 +224,132 @@ def _einsum(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     return Dot(node, left, right, depth, locate, _plain(dtype))
 
 
+# -- operators on integers --------------------------------------------------------------------------------------------
+
+
+def _matmul_integer(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    """MatMulInteger: the sum itself, in 32 bits."""
+    left, right = _inputs(node, 2)
+    plain = _matmul_of(node, shapes, left, right, lambda acc, index, at: acc)
+    return replace(plain, integer=True, zeros=(_zero(node, 2, shapes, left, -2), _zero(node, 3, shapes, right, -1)))
+
+
+def _matmul_integer_to_float(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    """MatMulIntegerToFloat: A, B, scale of A, scale of B, zero points, bias."""
+    left, right, left_scale, right_scale = _inputs(node, 4)
+    bias = node.inputs[6] if len(node.inputs) > 6 else None
+    out = shape_of(node.outputs[0], shapes)
+
+    def finish(acc: Expr, o: Index, at: At) -> Expr:
+        scale = _spread(at, left_scale, shapes, ()) * _spread(at, right_scale, shapes, o[-1:])
+        value = cast(acc, DType.F32) * cast(scale, DType.F32)
+        return cast(
+            value
+            if bias is None
+            else value + cast(at(bias, broadcast_index(o, out, shape_of(bias, shapes))), DType.F32),
+            dtype,
+        )
+
+    plain = _matmul_of(node, shapes, left, right, finish)
+    return replace(plain, integer=True, zeros=(_zero(node, 4, shapes, left, -2), _zero(node, 5, shapes, right, -1)))
+
+
+def _qlinear_matmul(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    """QLinearMatMul: (A, scale, zero), (B, scale, zero), scale and zero of the result."""
+    found = _inputs(node, 8)
+    left, right = found[0], found[3]
+
+    def finish(acc: Expr, o: Index, at: At) -> Expr:
+        left_scale = _spread(at, found[1], shapes, o[-2:-1])
+        scale = left_scale * _spread(at, found[4], shapes, o[-1:]) / _spread(at, found[6], shapes, o[-2:-1])
+        return requantized(cast(acc, DType.F32) * scale, _spread(at, found[7], shapes, o[-2:-1]), dtype)
+
+    plain = _matmul_of(node, shapes, left, right, finish)
+    return replace(plain, integer=True, zeros=(_zero(node, 2, shapes, left, -2), _zero(node, 5, shapes, right, -1)))
+
+
+def _conv_integer(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    """ConvInteger of 1×1: the sum itself."""
+    image, weight = _inputs(node, 2)
+    plain = _conv_of(node, shapes, image, weight, lambda acc, index, at: acc)
+    return replace(plain, integer=True, zeros=(_zero(node, 2, shapes, image, 1), _zero(node, 3, shapes, weight, 0)))
+
+
+def _qlinear_conv(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    """QLinearConv of 1×1: (X, scale, zero), (W, scale, zero), scale and zero of the result, bias as a sum."""
+    found = _inputs(node, 8)
+    image, weight = found[0], found[3]
+    bias = node.inputs[8] if len(node.inputs) > 8 else None
+
+    def finish(acc: Expr, o: Index, at: At) -> Expr:
+        scale = _spread(at, found[1], shapes, ()) * _spread(at, found[4], shapes, o[1:2])
+        scale = scale / _spread(at, found[6], shapes, ())
+        total = acc if bias is None else acc + at(bias, (o[1],))
+        return requantized(cast(total, DType.F32) * scale, _spread(at, found[7], shapes, ()), dtype)
+
+    plain = _conv_of(node, shapes, image, weight, finish)
+    return replace(plain, integer=True, zeros=(_zero(node, 2, shapes, image, 1), _zero(node, 5, shapes, weight, 0)))
+
+
+def _qgemm(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    """QGemm: (A, scale, zero), (B, scale, zero), bias as a sum, then scale and zero of the result, or an f32 result."""
+    found = _inputs(node, 6)
+    left, right = found[0], found[3]
+    if float(attribute(node, "alpha", 1.0)) != 1.0:
+        raise LiftError(f"QGemm {node.name!r} has an alpha other than 1")
+    rest = [node.inputs[i] if len(node.inputs) > i else None for i in (6, 7, 8)]
+    out = shape_of(node.outputs[0], shapes)
+    turn_a, turn_b = bool(attribute(node, "transA", 0)), bool(attribute(node, "transB", 0))
+
+    def locate(o: Index, k: Expr) -> tuple[Index, Index]:
+        m, n = o
+        return ((k, m) if turn_a else (m, k)), ((n, k) if turn_b else (k, n))
+
+    def finish(acc: Expr, o: Index, at: At) -> Expr:
+        bias, out_scale, out_zero = rest
+        total = acc if bias is None else acc + at(bias, broadcast_index(o, out, shape_of(bias, shapes)))
+        scale = _spread(at, found[1], shapes, ()) * _spread(at, found[4], shapes, o[1:])
+        if out_scale is None or dtype is DType.F32:
+            return cast(total, DType.F32) * scale
+        zero = None if out_zero is None else _spread(at, out_zero, shapes, ())
+        return requantized(cast(total, DType.F32) * (scale / _spread(at, out_scale, shapes, ())), zero, dtype)
+
+    depth = shape_of(left, shapes)[0 if turn_a else 1]
+    zeros = (_zero(node, 2, shapes, left, 0), _zero(node, 5, shapes, right, 0 if turn_b else 1))
+    return Dot(node, left, right, depth, locate, finish, zeros, integer=True)
+
+
+def _zero(node: ir.Node, position: int, shapes: Shapes, operand: ir.Value, axis: int) -> Zero | None:
+    """Input `position` as the zero point of `operand`: one for all, one per step of `axis`, or broadcast to it."""
+    value = node.inputs[position] if position < len(node.inputs) else None
+    if value is None:
+        return None
+    shape, whole = shape_of(value, shapes), shape_of(operand, shapes)
+    if len(shape) > 1 and len(shape) != len(whole):
+        raise LiftError(f"{node.op_type} {node.name!r}: a zero point of {len(shape)} axes for {len(whole)}")
+
+    def at(index: Index) -> Index:
+        if all(dim == ONE for dim in shape):
+            return tuple(ZERO for _ in shape)
+        if len(shape) == 1:
+            return broadcast_index((index[axis],), (whole[axis],), shape)
+        return broadcast_index(index, whole, shape)
+
+    return Zero(value, at)
+
+
+def _spread(at: At, value: ir.Value, shapes: Shapes, index: Index) -> Expr:
+    """A scale or zero point of the result: one for all, or one per `index`. LiftError for any other shape."""
+    shape = shape_of(value, shapes)
+    if all(dim == ONE for dim in shape):
+        return at(value, tuple(ZERO for _ in shape))
+    if len(shape) != 1 or not index:
+        raise LiftError(
+            f"{value.name!r} has the shape [{', '.join(map(str, shape))}]; one number or a vector is needed"
+        )
+    return at(value, index)
+
+
 def _labels(term: str, rank: int) -> list[str]:
     """One name per axis; the axes of an ellipsis are numbered from the back."""
     before, dots, after = term.partition("...")
@@ -208,7 +364,18 @@ _READERS: dict[str, Callable[[ir.Node, Shapes, DType], Dot]] = {
     "Gemm": _gemm,
     "Conv": _conv,
     "Einsum": _einsum,
+    "MatMulInteger": _matmul_integer,
+    "QLinearMatMul": _qlinear_matmul,
+    "ConvInteger": _conv_integer,
+    "QLinearConv": _qlinear_conv,
 }
+_CONTRIB: dict[str, Callable[[ir.Node, Shapes, DType], Dot]] = {
+    "FusedMatMul": _matmul,
+    "TransposeMatMul": _matmul,
+    "MatMulIntegerToFloat": _matmul_integer_to_float,
+    "QGemm": _qgemm,
+}
+_INTEGER_READERS = (_matmul_integer, _matmul_integer_to_float, _qlinear_matmul, _conv_integer, _qlinear_conv, _qgemm)
 
 
 def axes_of(shape: Shape, prefix: str) -> Index:

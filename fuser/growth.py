@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fuser.cuts import Cuts
+from fuser.dots import is_dot
 from fuser.element import ONE, ZERO, Index, LiftError, shape_of
 from fuser.graph import OUTSIDE, User
-from fuser.lift import Inliner, is_pointwise
+from fuser.lift import Inliner, is_pointwise, rule_of
 from fuser.lift_views import forward_index
 from fuser.region import Region
 from tilecore.contract.expr import Expr, loads
@@ -154,9 +155,20 @@ def grow(growth: Growth, *, limit: int = LIMIT) -> Extent:
         queue |= {user for out in node.outputs for user in remains.nodes_using(out) if user not in growth.refused}
         queue -= set(growth.nodes)
         results = growth.open_values()
+        if any(unpacks(growth, value) for value in results):
+            continue
         if len(results) <= len(best.results) or acceptable(growth, results):
             best = Extent(tuple(growth.nodes), tuple(results))
     return best
+
+
+def unpacks(growth: Growth, value: ir.Value) -> bool:
+    """Whether the value only widens bytes made inside for readers that can unpack them: the bytes are to be stored."""
+    node, cuts = value.producer(), growth.cuts
+    if node is None or not any(s in growth.value and cuts.widens(s, value) for s in node.inputs if s is not None):
+        return False
+    users = cuts.remains.users_of(value)
+    return bool(users) and all(isinstance(user, ir.Node) and (rule_of(user) or is_dot(user)) for user in users)
 
 
 def acceptable(growth: Growth, results: list[ir.Value]) -> bool:

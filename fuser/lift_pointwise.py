@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable
 from functools import reduce
 
-from fuser.element import ONE, ZERO, Element
+from fuser.element import Element
+from fuser.quantized import dequantize, quantize, quantized_pair, quantized_unary
 from tilecore.contract.dtype import from_onnx
 from tilecore.contract.expr import Const, Expr, apply, binary, cast, const, nonnegative, select, unary
 
@@ -216,17 +217,6 @@ def _batch_norm(e: Element) -> Expr:
     return (x - mean) / unary("sqrt", variance + float(e.attribute("epsilon", 1e-5))) * scale + bias
 
 
-def _dequantize(e: Element) -> Expr:
-    if e.attribute("block_size", 0):
-        raise e.error("blocked quantisation has no rule")
-    rank = len(e.shape(1))
-    axis = e.axis(default=1, rank=len(e.index))
-    at = () if rank == 0 else (ZERO,) if e.shape(1) == (ONE,) else (e.index[axis],)
-    scale = e.read(1, at)
-    value = cast(e.read(0, e.index), scale.dtype)
-    return (value - cast(e.read(2, at), scale.dtype) if e.has(2) else value) * scale
-
-
 POINTWISE: dict[str, Rule] = {
     **{
         name: _unary(op)
@@ -292,7 +282,8 @@ POINTWISE: dict[str, Rule] = {
     "ThresholdedRelu": _thresholded_relu,
     "Shrink": _shrink,
     "BatchNormalization": _batch_norm,
-    "DequantizeLinear": _dequantize,
+    "DequantizeLinear": dequantize,
+    "QuantizeLinear": quantize,
 }
 
 CONTRIB: dict[str, Rule] = {  # domain com.microsoft
@@ -300,13 +291,22 @@ CONTRIB: dict[str, Rule] = {  # domain com.microsoft
     "FastGelu": _with_bias(_gelu_tanh),
     "BiasGelu": _with_bias(_gelu_exact),
     "QuickGelu": _swish(1.702),
-    "DequantizeLinear": _dequantize,
+    "QLinearAdd": quantized_pair("add"),
+    "QLinearMul": quantized_pair("mul"),
+    "QLinearSigmoid": quantized_unary(lambda e, x: unary("sigmoid", x)),
+    "QLinearLeakyRelu": quantized_unary(
+        lambda e, x: select(binary("lt", x, _number(0, x)), x * float(e.attribute("alpha", 0.01)), x)
+    ),
+    "DequantizeLinear": dequantize,
+    "QuantizeLinear": quantize,
 }
 
 # Rough cost of one element, in multiplications; what is not named costs 1.
 COSTS: dict[str, int] = {
     **dict.fromkeys(("Erf", "Exp", "Log", "Tanh", "Sigmoid", "Sin", "Cos", "Pow", "Softplus", "Elu", "Selu"), 10),
     **dict.fromkeys(("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "Swish", "Mish", "Celu"), 14),
-    **dict.fromkeys(("Mod",), 6),
+    **dict.fromkeys(("Mod", "QuantizeLinear"), 6),
+    **dict.fromkeys(("QLinearAdd", "QLinearMul", "QLinearLeakyRelu", "QLinearSigmoid"), 14),
+    "DequantizeLinear": 2,
     **dict.fromkeys(("Div", "Sqrt", "Reciprocal"), 3),
 }

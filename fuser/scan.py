@@ -27,10 +27,9 @@ LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing
     **{
         (domain, name): ("contraction", f"{name} multiplies integers; only floating-point contractions are fused")
         for domain, name in (
-            ("", "MatMulInteger"),
-            ("", "QLinearMatMul"),
             ("com.microsoft", "MatMulNBits"),
             ("com.microsoft", "QAttention"),
+            ("com.microsoft", "DynamicQuantizeMatMul"),
         )
     },
     **{

@@ -17,6 +17,11 @@ own result says little there: it skips most roundings. And where float16 overflo
 the same formula gives without overflow is right as well: an element passes if it agrees with either.
 
 Integers and booleans must be equal, except where rounding decided the original's too.
+
+Models that quantise inside round to levels, where a difference in the last bit can become a whole level. For their
+regions (`compare_region`), a result is right where it agrees with the original or with double precision (ONNX Runtime
+saturates sums of bytes on some processors), and a small share of elements may be off by about one level. Between the
+outputs of whole models (`compare_signal`) such levels add up, so that only a wrong signal can be told.
 """
 
 import math
@@ -38,6 +43,10 @@ UNKNOWN_FACTOR = 16.0  # and the factor that then stands for the unmeasured erro
 
 PLAUSIBLE_NOISE = 2048.0  # a median error above this many unit roundoffs of the output is no rounding
 PLAUSIBLE_SHARE = 0.1  # nor is one above this share of the root mean square
+
+FLIPPED_SHARE = 0.02  # of the elements of a region's output that may be a level off
+FLIPPED_SIZE = 1 / 64  # of the largest element: a level of a real result, and what one level does to its neighbours
+SIGNAL_DRIFT = 0.5  # relative root mean square between quantised models; unrelated outputs differ by more than 1
 
 UNIT_ROUNDOFF = {
     np.dtype(dtype): float(ml_dtypes.finfo(dtype).eps) / 2
@@ -110,6 +119,45 @@ def compare(name: str, expected: Array, actual: Array, *, truth: Truth | None) -
     if expected.dtype not in UNIT_ROUNDOFF:
         return _compare_exact(name, expected, actual, truth)
     return _compare_floats(name, expected, actual, truth)
+
+
+def compare_region(name: str, expected: Array, actual: Array, *, truth: Truth | None) -> OutputError:
+    """Judges output `name` of a region that quantises: as the original or `truth`, but for flipped levels."""
+    strict = compare(name, expected, actual, truth=truth)
+    if strict.fault is None or expected.shape != actual.shape or expected.dtype != actual.dtype:
+        return strict
+    if truth is not None and expected.dtype in UNIT_ROUNDOFF:
+        exact = compare(name, truth.value.astype(expected.dtype), actual, truth=truth)
+        if exact.fault is None:
+            return exact
+    centers = [expected.astype(np.float64)] + ([] if truth is None else [truth.value.astype(np.float64)])
+    off = np.min([np.abs(center - actual.astype(np.float64)) for center in centers], axis=0)
+    if expected.dtype in UNIT_ROUNDOFF:
+        level = FLIPPED_SIZE * float(np.abs(centers[0][np.isfinite(centers[0])]).max(initial=0.0))
+        wrong = off > strict.allowed
+    else:
+        level = 1.0 if expected.dtype.itemsize == 1 and expected.dtype.kind in "iu" else 0.0
+        wrong = off > 0
+    wrong |= np.isnan(off)
+    if float(off.max(initial=0.0)) <= level and int(wrong.sum()) <= max(1, FLIPPED_SHARE * off.size):
+        return OutputError(name, strict.max_abs, strict.max_rel, level, None)
+    return strict
+
+
+def compare_signal(name: str, expected: Array, actual: Array) -> OutputError:
+    """Judges output `name` of a whole model that quantises; its regions are to be judged one by one."""
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        return compare(name, expected, actual, truth=None)
+    wide, other = expected.astype(np.float64), actual.astype(np.float64)
+    known = np.isfinite(wide) & np.isfinite(other)
+    difference = np.abs(wide[known] - other[known])
+    size = math.sqrt(float(np.mean(np.square(wide[known])))) if known.any() else 0.0
+    drift = math.sqrt(float(np.mean(np.square(difference)))) if known.any() else 0.0
+    largest = float(difference.max(initial=0.0))
+    fault = None
+    if drift > SIGNAL_DRIFT * size or float(np.mean(np.isfinite(wide) != np.isfinite(other)) if wide.size else 0) > 0.5:
+        fault = f"differs by {drift:.3g} (root mean square) from a result of {size:.3g}"
+    return OutputError(name, largest, largest / size if size else largest, SIGNAL_DRIFT * size, fault)
 
 
 def _compare_exact(name: str, expected: Array, actual: Array, truth: Truth | None) -> OutputError:

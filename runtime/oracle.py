@@ -60,6 +60,48 @@ class GatherElements(OpRun):
         return (np.take_along_axis(data[window], indices, axis),)
 
 
+class DequantizeLinear(OpRun):
+    """DequantizeLinear of every opset in double precision; onnx.reference has it from 19 on."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, scale: Array, zero: Array | None = None, **settings: Any) -> tuple[Array]:
+        factor, shift = _parameters(x, scale, zero, settings)
+        return ((x.astype(np.float64) - shift) * factor,)
+
+
+class QuantizeLinear(OpRun):
+    """QuantizeLinear of every opset to the integer types of numpy; onnx.reference has it from 19 on."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, scale: Array, zero: Array | None = None, **settings: Any) -> tuple[Array]:
+        code = settings.get("output_dtype") or TensorProto.UINT8
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(code)) if zero is None else zero.dtype
+        factor, shift = _parameters(x, scale, zero, settings)
+        limits = np.iinfo(kind)
+        return (np.clip(np.rint(x / factor) + shift, limits.min, limits.max).astype(kind),)
+
+
+NEW_OPS: list[type[OpRun]] = [Erf, GatherElements, DequantizeLinear, QuantizeLinear]
+
+
+def _parameters(x: Array, scale: Array, zero: Array | None, settings: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Scale and zero point in double precision, in a shape that broadcasts against `x`."""
+    axis, block = settings.get("axis"), settings.get("block_size")
+    axis = (1 if axis is None else axis) % max(x.ndim, 1)
+
+    def spread(value: Array) -> Array:
+        value = np.asarray(value).astype(np.float64)
+        if value.size == 1:
+            return value.reshape(())
+        if block:
+            return np.repeat(value, block, axis)[tuple(map(slice, x.shape))]
+        return value.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+    return spread(scale), spread(np.zeros(1) if zero is None else zero)
+
+
 class Mode(enum.Enum):
     """What is left of the types that the model declares for what its nodes compute."""
 
@@ -154,7 +196,7 @@ def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[st
     graph = helper.make_graph([wide], "node", inputs, outputs)
     try:
         with np.errstate(all="ignore"):
-            evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=[Erf, GatherElements])
+            evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=NEW_OPS)
             values: Any = evaluator.run(names, scope)
     except Exception as error:
         raise OracleError(f"node {node.name!r} ({node.op_type}) cannot be evaluated: {error}") from error

@@ -37,6 +37,7 @@ def canonical(spec: Spec) -> Spec:
             return replace(
                 spec, inputs=inputs, q=view(spec.q), k=view(spec.k), v=view(spec.v), sink=sink,
                 score=expression(spec.score), outputs=outputs,
+                weight=None if spec.weight is None else expression(spec.weight),
             )  # fmt: skip
         case ContractionSpec():
             siblings = tuple(replace(product, b=view(product.b)) for product in spec.siblings)

@@ -74,7 +74,6 @@ def test_rotary_embedding_is_part_of_the_views(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mask_after_softmax", "after the softmax the probabilities p go through (p + "),
         ("softmax_over_queries", "the softmax sums over axis 2"),
         ("softmax_over_heads", "the softmax sums over axis 1"),
         ("old_softmax", "the softmax sums over 3 axes"),

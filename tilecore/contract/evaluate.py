@@ -168,7 +168,8 @@ def _contraction(spec: ContractionSpec, run: Evaluator) -> tuple[tuple[Var, ...]
 
 def _attention(spec: AttentionSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:
     q, k, v = (view_array(view, run) for view in (spec.q, spec.k, spec.v))
-    env = {**_grid(spec.score_axes, run), spec.raw: np.matmul(q, np.swapaxes(k, -1, -2))}
+    kind = run.numpy_type(spec.raw.dtype)  # narrow integers are summed in the placeholder's type
+    env = {**_grid(spec.score_axes, run), spec.raw: np.matmul(q.astype(kind), np.swapaxes(k, -1, -2).astype(kind))}
     sizes = tuple(int(run(extent_of(axis))) for axis in spec.score_axes)
     scores = np.broadcast_to(run(spec.score, env), sizes)
     if spec.sink is not None:
@@ -181,6 +182,8 @@ def _attention(spec: AttentionSpec, run: Evaluator) -> tuple[tuple[Var, ...], di
         weights = scores
     if spec.nan_guard:
         weights = np.where(np.isnan(weights), 0, weights)
+    if spec.weight is not None and spec.probability is not None:
+        weights = np.broadcast_to(run(spec.weight, env | {spec.probability: weights}), sizes)
     return spec.outputs[0].place.axes, {spec.acc: np.matmul(weights, v)}
 
 

@@ -94,6 +94,9 @@ class AttentionSpec:
     `score` is over `score_axes` = (b, h, q, k) and the f32 placeholder `raw` (the plain dot product). −inf scores weigh
     nothing; a row of −inf alone gives NaN, as softmax does, or 0 with `nan_guard` (a `Where(IsNaN(p), 0, p)`).
     `sink`, over (b, h, q), is one more logit whose weight is dropped. `outputs` are over (b, h, q, e) and `acc`.
+    `weight`, over `score_axes` and the f32 placeholder `probability` (the softmax's result), is what V is multiplied
+    by instead of that result, such as the result quantised; None for the result itself. Where q and k are i16 views,
+    `raw` is their exact i32 sum.
     """
 
     inputs: tuple[Tensor, ...]
@@ -107,6 +110,8 @@ class AttentionSpec:
     outputs: tuple[Result, ...]
     nan_guard: bool = False
     sink: View | None = None
+    probability: Var | None = None
+    weight: Expr | None = None
     requires: tuple[Expr, ...] = ()
 
 
@@ -263,6 +268,8 @@ def _programs(spec: Spec) -> Iterator[tuple[str, Expr]]:
         yield f"view {view.name}", view.value
     if isinstance(spec, AttentionSpec):
         yield "score", spec.score
+        if spec.weight is not None:
+            yield "weight", spec.weight
     if isinstance(spec, RowSpec):
         for step in spec.steps:
             yield f"step {step.var.name}", step.value

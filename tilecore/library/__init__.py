@@ -6,6 +6,7 @@ from typing import Any
 
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec
 from tilecore.library.attention import attention
+from tilecore.library.attention_two_pass import attention_in_two_passes
 from tilecore.library.epilogue import Epilogue
 from tilecore.library.matmul import matmul
 from tilecore.library.row import row
@@ -25,7 +26,7 @@ def kernel_for(spec: Spec) -> tuple[Callable[..., None], dict[str, Any]]:
                 "V": replace(spec.v, name="V"),
                 "score": score_of(spec),
             }
-            return attention, operands | {"outputs": places}
+            return attention if spec.weight is None else attention_in_two_passes, operands | {"outputs": places}
         case ContractionSpec():
             accs = tuple(product.acc for product in spec.products)
             epilogue = tuple(Epilogue(accs, result) for result in spec.outputs)

@@ -32,6 +32,7 @@ def attention(
         top = T.alloc_fragment((block_m,), score.dtype)
         total = T.alloc_fragment((block_m,), score.dtype)
         rescale = T.alloc_fragment((block_m,), score.dtype)
+        raw = s if score.raw_dtype is s.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
         p = s if V.dtype is s.dtype else T.alloc_shared((block_m, block_n), V.dtype)
         T.copy(Q[b, h, m * block_m, 0], q)
         T.clear(o)
@@ -41,9 +42,9 @@ def attention(
             total[i] = weight(top[i], top[i])
         for n in T.Pipelined(*score.key_tiles(m, block_m, block_n, keys)):
             T.copy(K[b, h, n * block_n, 0], k)
-            T.gemm(q, k, s, transpose_B=True, clear=True)
+            T.gemm(q, k, raw, transpose_B=True, clear=True)
             for i, j in T.Parallel(block_m, block_n):
-                logit = score(s[i, j], b, h, m * block_m + i, n * block_n + j)
+                logit = score(raw[i, j], b, h, m * block_m + i, n * block_n + j)
                 s[i, j] = T.if_then_else(n * block_n + j < keys, logit, -T.infinity)
             online_softmax(s, top, total, rescale)
             for i, e in T.Parallel(block_m, E):

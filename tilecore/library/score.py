@@ -20,6 +20,7 @@ from tilecore.contract.expr import (
     from_polynomial,
     loads,
     polynomial,
+    substitute,
     variables,
 )
 from tilecore.contract.spec import AttentionSpec, View
@@ -55,6 +56,18 @@ class Score:
         arguments = {self.spec.raw: raw, **dict(zip(self.spec.score_axes, (b, h, q, k), strict=True))}
         return T.cast(program(self.spec.score, arguments), self.dtype)
 
+    @property
+    def raw_dtype(self) -> DType:
+        """The type of dot products: i32 of integer operands, else that of scores."""
+        return self.spec.raw.dtype
+
+    def weight(self, probability: Operand, b: Operand, h: Operand, q: Operand, k: Operand) -> Value:
+        """What V is multiplied by, for the normalised `probability`."""
+        arguments = dict(zip(self.spec.score_axes, (b, h, q, k), strict=True))
+        assert self.spec.weight is not None
+        assert self.spec.probability is not None
+        return program(self.spec.weight, {self.spec.probability: probability, **arguments})
+
     def first(self, b: Operand, h: Operand, q: Operand) -> Operand:
         """The logit that a row starts with: the sink's, or −inf, which weighs nothing."""
         sink: View | None = self.spec.sink
@@ -86,8 +99,16 @@ class Score:
 
 def score_of(spec: AttentionSpec) -> Score:
     """The score object of a spec."""
-    bounds = tuple(dict.fromkeys(_bounds(spec)))
+    clipped = spec.weight is None or _weighs_nothing(spec)
+    bounds = tuple(dict.fromkeys(_bounds(spec))) if clipped else ()
     return Score(spec, bounds, tuple(Epilogue((spec.acc,), result) for result in spec.outputs))
+
+
+def _weighs_nothing(spec: AttentionSpec) -> bool:
+    """Whether a probability of 0 gives a weight of 0: only then can keys that have it be left out."""
+    if spec.weight is None or spec.probability is None:
+        return True
+    return substitute(spec.weight, {spec.probability: const(0.0)}) == const(0.0)
 
 
 def _bounds(spec: AttentionSpec) -> Iterator[Bound]:

@@ -1,0 +1,63 @@
+"""Attention whose probabilities go through a program of their own, such as being rounded to levels, before V.
+
+The program needs the normalised probability, so that a row's whole sum must be known before its first weight.
+"""
+
+from typing import Any
+
+from tilecore import language as T
+from tilecore.language import Handle
+from tilecore.library.attention import online_softmax, weight
+from tilecore.library.score import Score
+
+
+def attention_in_two_passes(
+    Q: Handle,
+    K: Handle,
+    V: Handle,
+    outputs: tuple[Handle, ...],
+    *,
+    score: Score,
+    block_m: Any = T.auto,
+    block_n: Any = T.auto,
+) -> None:
+    """O = weight(softmax(score(Q · Kᵀ))) · V: a program of the normalised probability needs its row's whole sum first.
+
+    The first pass over the keys has the maximum and the sum of each row, the second the weights; scores are made twice.
+    """
+    B, H, queries, D = Q.shape
+    keys, E = V.shape[2:]
+    with T.Kernel(T.ceildiv(queries, block_m), H, B) as (m, h, b):
+        q = T.alloc_shared((block_m, D), Q.dtype)
+        k, again = T.alloc_shared((block_n, D), K.dtype), T.alloc_shared((block_n, D), K.dtype)
+        v = T.alloc_shared((block_n, E), V.dtype)
+        s, p = T.alloc_fragment((block_m, block_n), score.dtype), T.alloc_fragment((block_m, block_n), score.dtype)
+        o = T.alloc_fragment((block_m, E), score.dtype)
+        top, total, rescale = (T.alloc_fragment((block_m,), score.dtype) for _ in range(3))
+        raw = s if score.raw_dtype is s.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
+        remade = p if score.raw_dtype is p.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
+        T.copy(Q[b, h, m * block_m, 0], q)
+        T.clear(o)
+        for i in T.Parallel(block_m):
+            top[i] = score.first(b, h, m * block_m + i)
+        for i in T.Parallel(block_m):
+            total[i] = weight(top[i], top[i])
+        for n in T.Pipelined(*score.key_tiles(m, block_m, block_n, keys)):
+            T.copy(K[b, h, n * block_n, 0], k)
+            T.gemm(q, k, raw, transpose_B=True, clear=True)
+            for i, j in T.Parallel(block_m, block_n):
+                logit = score(raw[i, j], b, h, m * block_m + i, n * block_n + j)
+                s[i, j] = T.if_then_else(n * block_n + j < keys, logit, -T.infinity)
+            online_softmax(s, top, total, rescale)
+        for n in T.Pipelined(*score.key_tiles(m, block_m, block_n, keys)):
+            T.copy(K[b, h, n * block_n, 0], again)
+            T.gemm(q, again, remade, transpose_B=True, clear=True)
+            for i, j in T.Parallel(block_m, block_n):
+                row, key = m * block_m + i, n * block_n + j
+                share = weight(score(remade[i, j], b, h, row, key), top[i]) / total[i]
+                p[i, j] = T.if_then_else(key < keys, score.weight(share, b, h, row, key), 0.0)
+            T.copy(V[b, h, n * block_n, 0], v)
+            T.gemm(p, v, o)
+        for C, result in zip(outputs, score.results, strict=True):
+            for i, e in T.Parallel(block_m, E):
+                C[b, h, m * block_m + i, e] = result((o[i, e],), b, h, m * block_m + i, e)
