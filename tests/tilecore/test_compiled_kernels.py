@@ -17,9 +17,9 @@ from tilecore.call import CompiledKernel, KernelError, load_kernel
 from tilecore.compile import compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
-from tilecore.contract.expr import Sym, const
+from tilecore.contract.expr import Sym, Var, const, unary
 from tilecore.contract.panel import pack
-from tilecore.contract.spec import ContractionSpec, Tensor, outputs_of
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Tensor, outputs_of
 from tilecore.emit_expr import EmitError
 from tilecore.profile import detect_profile
 from tilecore.toolchain import Toolchain, find_compiler, find_toolchain
@@ -83,6 +83,19 @@ def test_rows_without_any_weight(guard: bool, sink: bool, keys: int, toolchain: 
 @pytest.mark.parametrize("form", [AttentionForm(queries=0), AttentionForm(batch=0)])
 def test_attention_of_nothing(form: AttentionForm, toolchain: Toolchain) -> None:
     compare(attention_case(form, np.random.default_rng(6)), toolchain, block_m=4, block_n=8)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
+@pytest.mark.parametrize("shift", [0.0, 0.25])
+def test_a_program_of_the_probabilities_takes_two_passes(mask: str, shift: float, toolchain: Toolchain) -> None:
+    """Rounded probabilities; with a shift, keys of probability 0 weigh something, so that none may be left out."""
+    form = AttentionForm(mask=mask, guard=True, queries=17, keys=17, depth=8)
+    case = attention_case(form, np.random.default_rng(3))
+    assert isinstance(case.spec, AttentionSpec)
+    share = Var("p", DType.F32)
+    weight = unary("floor", share * 7.3) * 0.125 + shift
+    spec = replace(case.spec, probability=share, weight=weight)
+    compare(replace(case, spec=spec), toolchain, block_m=4, block_n=8)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])

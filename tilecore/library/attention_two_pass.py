@@ -54,7 +54,7 @@ def attention_in_two_passes(
             T.gemm(q, again, remade, transpose_B=True, clear=True)
             for i, j in T.Parallel(block_m, block_n):
                 row, key = m * block_m + i, n * block_n + j
-                share = weight(score(remade[i, j], b, h, row, key), top[i]) / total[i]
+                share = score.share(weight(score(remade[i, j], b, h, row, key), top[i]), total[i])
                 p[i, j] = T.if_then_else(key < keys, score.weight(share, b, h, row, key), 0.0)
             T.copy(V[b, h, n * block_n, 0], v)
             T.gemm(p, v, o)

@@ -75,11 +75,14 @@ class Score:
             return -T.infinity
         return T.cast(program(sink.value, dict(zip(sink.axes, (b, h, q), strict=True))), self.dtype)
 
+    def share(self, weighted: Value, total: Value) -> Value:
+        """A part of a row's sum over that sum: NaN, or 0 with the guard, where nothing weighs."""
+        value = weighted / total
+        return T.if_then_else((total > 0.0), value, 0.0) if self.spec.nan_guard else value
+
     def finish(self, weighted: Value, total: Value, keys: Operand) -> Value:
         """The output of a row: NaN, or 0 with the guard, where nothing weighs; 0 where there are no keys at all."""
-        value = weighted / total
-        if self.spec.nan_guard:
-            value = T.if_then_else((total > 0.0), value, 0.0)
+        value = self.share(weighted, total)
         return value if isinstance(keys, int) and keys > 0 else T.if_then_else(keys == 0, 0.0, value)
 
     def key_tiles(self, m: Value, block_m: Operand, block_n: Operand, keys: Operand) -> tuple[Operand, Operand]:
