@@ -117,15 +117,23 @@ class _Engine:
     # -- graphs -------------------------------------------------------------------------------------------------------
 
     def enter_inputs(self, inputs: Iterable[ir.Value]) -> None:
-        """Facts of graph inputs: their declared dims, equal names being equal dims."""
+        """Facts of graph inputs: their declared dims, equal names being equal dims.
+
+        Some exporters write -1 or "?" for a dim that they do not know: no number, and no name that two dims can share.
+        """
         for value in inputs:
             if value.shape is not None:
                 self.known.shapes[value] = tuple(
-                    dim(size) if isinstance(size, int) else self.dims.known(Sym(size.value or f"{value.name}.{axis}"))
+                    dim(size) if isinstance(size, int) and size >= 0 else self._declared(size, f"{value.name}.{axis}")
                     for axis, size in enumerate(value.shape)
                 )
             if value.dtype is not None:
                 self.known.dtypes[value] = value.dtype
+
+    def _declared(self, size: int | ir.SymbolicDim, own: str) -> Expr:
+        """The symbol of a dim without a number: its name if it has one, else `own`."""
+        name = None if isinstance(size, int) else size.value
+        return self.dims.known(Sym(name if name is not None and name not in ("", "?") else own))
 
     def infer_graph(self, graph: ir.Graph) -> None:
         """All nodes in order; initializers first."""
@@ -178,7 +186,7 @@ class _Engine:
 
     def _recorded(self, value: ir.Value, shape: ir.Shape) -> Shape:
         return tuple(
-            dim(size) if isinstance(size, int) else self.dims.symbol(f"{value.name}.{axis}")
+            dim(size) if isinstance(size, int) and size >= 0 else self.dims.symbol(f"{value.name}.{axis}")
             for axis, size in enumerate(shape)
         )
 

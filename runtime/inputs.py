@@ -71,11 +71,16 @@ def read(model: onnx.ModelProto) -> tuple[Input, ...]:
         tensor = value.type.tensor_type
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         dims = tuple(
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}[{axis}]"
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else _name(dim, f"{value.name}[{axis}]")
             for axis, dim in enumerate(tensor.shape.dim)
         )
         inputs.append(Input(value.name, dtype, dims))
     return tuple(inputs)
+
+
+def _name(dim: onnx.TensorShapeProto.Dimension, own: str) -> str:
+    """The symbol of a dim without a number; some exporters write "?" (or -1) for each dim that they do not know."""
+    return own if dim.dim_param in ("", "?") else dim.dim_param
 
 
 def symbols(model: onnx.ModelProto) -> tuple[str, ...]:

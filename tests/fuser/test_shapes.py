@@ -356,3 +356,12 @@ def test_functions_are_seen_through() -> None:
         <domain: "tilefuse", opset_import: ["" : 17]> Fused (p, q) => (r) { m = MatMul(p, q) r = Relu(m) }""")
     found = {value.name: shape for value, shape in infer(ir.from_proto(model)).shapes.items()}
     assert list(map(str, found["y"])) == ["n", "6"]
+
+
+def test_a_dim_that_the_exporter_did_not_know_has_no_number_and_no_shared_name() -> None:
+    """-1 and "?" say nothing: two of them need not be equal."""
+    given = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [-1, 3, "?", "?"])]
+    result = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", given, result)
+    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
+    assert [str(size) for size in infer(model).shape(model.graph.outputs[0]) or ()] == ["x.0", "3", "x.2", "x.3"]
