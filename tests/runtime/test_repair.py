@@ -111,7 +111,7 @@ def test_the_wrong_region_is_left_out_and_the_rest_verifies(original: Path, repa
     assert fault.kind == "attention"
     assert "expected" in fault.problem
     assert "attention" not in repaired.kinds
-    assert repaired.kinds["contraction"] == 6
+    assert repaired.kinds["contraction"] == 4
     assert repaired.coverage.flops < 1
     assert repaired.output is not None
     verdict = verify(original, Path(repaired.output))
