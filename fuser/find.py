@@ -18,6 +18,7 @@ from fuser.region import Miss, Region, name_of
 from fuser.scan import scan
 from fuser.shapes import Shapes, infer
 from fuser.simplify import simplify
+from fuser.worth import EVERYTHING, CostModel
 
 KIND = "operator"
 
@@ -32,19 +33,19 @@ class Found:
     misses: tuple[Miss, ...]
 
 
-def find(model: ir.Model) -> Found:
+def find(model: ir.Model, cost: CostModel = EVERYTHING) -> Found:
     """All regions of a model. The model itself is not changed unless it is the one in the result."""
     forms = dict(forms_of(model))
     if not forms:
         shapes = infer(model)
-        return Found(model, shapes, *scan(model, shapes))
+        return Found(model, shapes, *scan(model, shapes, cost))
     kept: dict[str, str] = {}
     while True:
         copy = model.clone()
         expanded = expand(copy, infer(copy), kept)
         simplify(copy)
         shapes = infer(copy)
-        regions, misses = scan(copy, shapes)
+        regions, misses = scan(copy, shapes, cost)
         outside = _outside(copy, shapes, regions)
         failed = {key: _reason(key, copy, outside.get(key, ()), misses) for key in expanded.done if key in outside}
         if not failed:

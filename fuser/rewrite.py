@@ -113,6 +113,8 @@ class _Surgery:
         node = ir.Node(DOMAIN, op_type, inputs, outputs=outputs, name=self._name(region))
         node.metadata_props["tilefuse.label"] = region.label
         node.metadata_props["tilefuse.nodes"] = ", ".join(own_names(region.nodes))
+        if region.predicted is not None:
+            node.metadata_props["tilefuse.predicted"] = region.predicted.text
         graph.insert_after(last, node)
         for old, new in zip(region.outputs, outputs, strict=True):
             name = old.name

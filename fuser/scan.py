@@ -21,7 +21,7 @@ from fuser.reductions import is_reduction
 from fuser.region import Miss, Region, name_of
 from fuser.shapes import Shapes
 from fuser.softmax import sites_of
-from fuser.worth import EVERYTHING, CostModel
+from fuser.worth import EVERYTHING, CostModel, misread, work_of
 
 LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing that no finder knows: kind and reason
     **{
@@ -83,7 +83,20 @@ class _Scan:
         except LiftError as error:
             self.miss(kind, node, error)
             return
-        self.take(region)
+        try:
+            self.take(self.judged(region))
+        except LiftError as error:
+            self.miss(kind, node, error)
+
+    def judged(self, region: Region) -> Region:
+        """The region with what it is predicted to cost. LiftError when the cost model declines it."""
+        sizes = self.cost.sizes(region.spec)
+        predicted = self.cost.predict(region.spec, work_of(region.nodes, self.cuts.shapes, sizes), sizes)
+        if predicted is not None and not self.cost.accepts(predicted) and not misread(region.nodes):
+            fused, unfused = (f"{seconds * 1e6:.1f} µs" for seconds in (predicted.fused, predicted.unfused))
+            reason = f"no gain is predicted: {fused} as one kernel, {unfused} as it is"
+            raise LiftError(reason, advice="pass --all to fuse it all the same")
+        return replace(region, predicted=predicted)
 
     def take(self, region: Region) -> None:
         """Let the region make its outputs from here on."""
@@ -193,7 +206,7 @@ def _siblings(state: _Scan, dot: Dot, later: list[Dot]) -> bool:
     for count in range(min(len(family), contraction.SIBLINGS), 1, -1):
         try:
             draft = contraction.draft_of(family[:count], state.cuts)
-            region = state.lowered(draft)
+            region = state.judged(state.lowered(draft))
         except LiftError:  # then each is a region of its own, and says why where it is not
             continue
         if not state.cuts.remains.waits(region) and state.cost.merges(region.spec):

@@ -91,17 +91,17 @@ def bench(
         raise FileNotFoundError(f"{original}: no such model")
     if seconds <= 0:
         raise ValueError(f"seconds is {seconds}, expected more than 0")
-    sessions = (load(fused, threads=threads), _default_session(original, threads))
+    sessions = (load(fused, threads=threads), default_session(original, threads))
     feeds = _feeds(onnx.load(str(original), load_external_data=False), sessions[1], inputs)
-    bound = [_bound(session, feeds) for session in sessions]
+    bound = [bound_run(session, feeds) for session in sessions]
     for run in bound:
-        _warm_up(run)
+        warm_up(run)
     times: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + seconds
     turns = 0
     while turns < MINIMUM_TURNS or time.perf_counter() < end:
         for run, taken in zip(bound, times, strict=True):
-            taken += _turn(run)
+            taken += turn(run)
         turns += 1
     first, second = (Timing(statistics.median(taken), min(taken), len(taken)) for taken in times)
     return BenchResult(first, second, threads, {name: value.shape for name, value in feeds.items()})
@@ -128,14 +128,21 @@ def _feeds(
     return model_inputs.generate(model, sizes=sizes, seed=0, masks=False)
 
 
-def _default_session(path: Path, threads: int | None) -> ort.InferenceSession:
+def feeds_for(original: Path, inputs: Mapping[str, Array] | None, threads: int | None) -> dict[str, Array]:
+    """The given inputs, or inputs of a typical size, or of the first size that the model takes. Raises InputError."""
+    model = onnx.load(str(original), load_external_data=False)
+    return _feeds(model, default_session(original, threads), inputs)
+
+
+def default_session(path: Path, threads: int | None) -> ort.InferenceSession:
+    """The model as a user would run it."""
     options = ort.SessionOptions()
     if threads is not None:
         options.intra_op_num_threads = threads
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _bound(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> Callable[[], None]:
+def bound_run(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> Callable[[], None]:
     """One run of the session, without the copies of inputs and outputs that only Python's plain `run` makes."""
     binding = session.io_binding()
     for name, value in feeds.items():
@@ -145,7 +152,7 @@ def _bound(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> Callabl
     return lambda: session.run_with_iobinding(binding)
 
 
-def _warm_up(run: Callable[[], None]) -> None:
+def warm_up(run: Callable[[], None]) -> None:
     """Runs until allocations and packing have settled: two times at least."""
     end = time.perf_counter() + WARM_UP_SECONDS
     run()
@@ -154,7 +161,7 @@ def _warm_up(run: Callable[[], None]) -> None:
         run()
 
 
-def _turn(run: Callable[[], None]) -> list[float]:
+def turn(run: Callable[[], None]) -> list[float]:
     """Milliseconds of each counted run of one turn; at least one."""
     time.sleep(PAUSE_SECONDS)
     run()

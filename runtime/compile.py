@@ -30,6 +30,7 @@ from fuser.save import save
 from fuser.shapes import Shapes
 from fuser.standalone import is_weight
 from runtime import native
+from runtime.cost import machine_cost
 from runtime.inputs import InputError
 from runtime.options import Options
 from runtime.page.assemble import finish, sketch
@@ -252,10 +253,10 @@ def _fuse(
     model = load(path)
     nodes = sum(1 for _ in model.graph.all_nodes())
     progress("finding regions")
-    found = find(model)
+    profile, targets = detect_profile(), _targets(options)
+    found = find(model, machine_cost(profile, targets[0], fuse_all=options.fuse_all))
     model, regions, misses = found.model, found.regions, found.misses
     _dump_scan(model, regions, misses, dump)
-    profile, targets = detect_profile(), _targets(options)
     parts: list[Part] = []
     refused: list[Miss] = []
     dropped: list[Part] = []
@@ -390,6 +391,8 @@ def _report(
             op,
             f"{part.kernel.kernel}({', '.join(f'{name}={value}' for name, value in part.kernel.config.items())})",
             part.region.body,
+            part.region.predicted.fused if part.region.predicted else None,
+            part.region.predicted.unfused if part.region.predicted else None,
         )
         for part, op in zip(fused.parts, rewritten.op_types, strict=True)
     )

@@ -30,6 +30,8 @@ class Options:
     """The C compiler to call (`TILEFUSE_CC`); None looks for one."""
     threads: int | None = None
     """Threads for running models (`TILEFUSE_THREADS`); None leaves it to ONNX Runtime."""
+    fuse_all: bool = False
+    """Fuse regions for which no gain is predicted, too; a choice of the command line, not of the environment."""
     target: str = "cpu"
     """What to generate code for (`TILEFUSE_TARGET`)."""
 

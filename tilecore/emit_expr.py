@@ -347,8 +347,12 @@ def literal(value: Const) -> str:
 
 def instruction_count(expr: Expr) -> int:
     """Vector instructions, roughly: one per operation, a polynomial's for a transcendental function."""
-    nodes = [node for node in walk(expr) if isinstance(node, Op)]
-    return sum(POLYNOMIAL if node.name in SCALAR_F32 - {"min", "max", "sign"} else 1 for node in nodes)
+    return sum(instructions_of(node) for node in walk(expr) if isinstance(node, Op))
+
+
+def instructions_of(operation: Op) -> int:
+    """Vector instructions of one operation, its operands apart."""
+    return POLYNOMIAL if operation.name in SCALAR_F32 - {"min", "max", "sign"} else 1
 
 
 def operation_count(expr: Expr) -> int:

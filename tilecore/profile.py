@@ -23,6 +23,7 @@ class HardwareProfile:
     l2_bytes: float
     l3_bytes: float
     dram_bytes: float
+    clock: float = 3.0e9  # cycles per second
 
     @property
     def macs_per_cycle(self) -> float:

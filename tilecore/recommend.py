@@ -34,12 +34,16 @@ EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One configuration, its predicted cost (1 is the products' own cycles), and the reason if it was rejected."""
+    """One configuration, its predicted cost (1 is the products' own cycles), and the reason if it was rejected.
+
+    `cycles` are those of the whole call at one set of sizes; of ranked ones, at the smallest nominal size.
+    """
 
     config: Mapping[str, int]
     cost: float
     why: str
-    rejected: str = ""
+    rejected: str
+    cycles: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +113,17 @@ def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommend
 
 def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate]:
     """Every candidate, best first; rejected ones last."""
-    machines = [Machine(profile, target, _sizes(spec, nominal)) for nominal in NOMINAL]
+    machines = [Machine(profile, target, nominal_sizes(spec, nominal)) for nominal in NOMINAL]
     ranked: list[Candidate] = []
     for config in _configurations(spec, machines[-1]):
         found = [_cost(spec, config, machine) for machine in machines]
         rejected = next((candidate.rejected for candidate in found if candidate.rejected), "")
         mean = sum(candidate.cost for candidate in found) / len(found)
-        ranked.append(Candidate(config, mean, found[-1].why, rejected))
+        ranked.append(Candidate(config, mean, found[-1].why, rejected, found[0].cycles))
     return sorted(ranked, key=lambda candidate: (bool(candidate.rejected), candidate.cost))
 
 
-def _sizes(spec: Spec, nominal: int) -> dict[str, int]:
+def nominal_sizes(spec: Spec, nominal: int) -> dict[str, int]:
     """A size for every symbol: `nominal`, but 1 for the first of several, which is the batch in every common model."""
     names = symbol_order(spec.inputs)
     return {name: 1 if len(names) > 1 and name == names[0] else nominal for name in names}
@@ -181,7 +185,8 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
         rejected = (
             f"an accumulator of {4 * m * n * count >> 10} KiB leaves no room in an L2 of {machine.profile.l2 >> 10} KiB"
         )
-    return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0), why, rejected)
+    cycles = machine.spread(tasks, per_task)
+    return Candidate(config, cycles / max(own, 1.0), why, rejected, cycles)
 
 
 def _attention(spec: AttentionSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
@@ -201,7 +206,8 @@ def _attention(spec: AttentionSpec, config: Mapping[str, int], machine: Machine)
     if tiles > machine.profile.l2 // 2:
         rejected = f"tiles of {tiles >> 10} KiB do not leave room in an L2 of {machine.profile.l2 >> 10} KiB"
     why = f"{tiles >> 10} KiB of tiles, {steps} key steps, {tasks} tasks"
-    return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0), why, rejected)
+    cycles = machine.spread(tasks, per_task)
+    return Candidate(config, cycles / max(own, 1.0), why, rejected, cycles)
 
 
 def _row(spec: RowSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
@@ -214,7 +220,8 @@ def _row(spec: RowSpec, config: Mapping[str, int], machine: Machine) -> Candidat
     tasks = -(-rows // block)
     own = 4 * columns * rows * passes / machine.profile.l1_bytes / machine.profile.cores
     why = f"{footprint >> 10} KiB of tiles, {tasks} tasks"
-    return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0), why)
+    cycles = machine.spread(tasks, per_task)
+    return Candidate(config, cycles / max(own, 1.0), why, "", cycles)
 
 
 def _scan(spec: ScanSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
@@ -239,4 +246,5 @@ def _scan(spec: ScanSpec, config: Mapping[str, int], machine: Machine) -> Candid
     )
     share = columns / max(block, 1)  # of the whole: what one block does again for every other block is a loss
     why = f"{kept >> 10} KiB of state, {tasks} tasks"
-    return Candidate(config, machine.spread(tasks, per_task) / max(own, 1.0) * per_task * share, why)
+    total = machine.spread(tasks, per_task)
+    return Candidate(config, total / max(own, 1.0) * per_task * share, why, "", total)

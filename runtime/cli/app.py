@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -20,7 +21,8 @@ from rich.console import Console
 
 from runtime import inputs as model_inputs
 from runtime.bench import bench
-from runtime.cli.tables import print_bench, print_outputs, print_report, print_verdict
+from runtime.bench_regions import bench_regions
+from runtime.cli.tables import print_bench, print_outputs, print_regions, print_report, print_verdict
 from runtime.client import Client, random_inputs
 from runtime.compile import explain, optimize
 from runtime.demo import demo
@@ -47,6 +49,7 @@ class CommandError(Exception):
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of a table.")]
 Inputs = Annotated[Path | None, typer.Option("--inputs", metavar="FILE.npz", help="Inputs by name; else generated.")]
+FuseAll = Annotated[bool, typer.Option("--all", help="Fuse also where no gain is predicted.")]
 MODEL = "IN.onnx"
 
 
@@ -59,6 +62,7 @@ def optimize_command(
         Path | None,
         typer.Option("--save-repro", metavar="DIR", help="Write regions whose kernel is wrong there, to report them."),
     ] = None,
+    fuse_all: FuseAll = False,
     as_json: Json = False,
 ) -> None:
     """Fuse a model and write it with its library of kernels beside it."""
@@ -67,7 +71,7 @@ def optimize_command(
         report = optimize(
             model,
             output,
-            options=Options.from_environment(),
+            options=replace(Options.from_environment(), fuse_all=fuse_all),
             progress=lambda stage: status.update(stage),
             verify=check,
             repros=repros,
@@ -88,12 +92,13 @@ def explain_command(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write a page that shows graph, regions and kernels."),
     ] = None,
+    fuse_all: FuseAll = False,
     as_json: Json = False,
 ) -> None:
     """Say what would be fused, what not, and why; the model is not touched."""
     _read_model(model)
     with Console(stderr=True).status("looking for regions"):
-        report = explain(model, options=Options.from_environment(), page=page)
+        report = explain(model, options=replace(Options.from_environment(), fuse_all=fuse_all), page=page)
     if as_json:
         _print_json(report.to_json())
     else:
@@ -126,7 +131,10 @@ def bench_command(
     original: Annotated[Path, typer.Option("--against", metavar="ORIGINAL.onnx", help="The model to compare with.")],
     inputs: Inputs = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of both sessions.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 5.0,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="How long to measure: 5, or 0.5 per region.")] = None,
+    per_region: Annotated[
+        bool, typer.Option("--per-region", help="Time each region alone, and print what was predicted.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Time both models, one run of each in turn, and print medians and their ratio."""
@@ -134,8 +142,15 @@ def bench_command(
     _read_model(fused)
     threads = threads if threads is not None else Options.from_environment().threads
     with Console(stderr=True).status("measuring"):
-        result = bench(fused, original, inputs=feeds, threads=threads, seconds=seconds)
-    if as_json:
+        result = None if per_region else bench(fused, original, inputs=feeds, threads=threads, seconds=seconds or 5.0)
+        timings = (
+            bench_regions(fused, original, inputs=feeds, threads=threads, seconds=seconds or 0.5) if per_region else ()
+        )
+    if result is None and as_json:
+        _print_json({"regions": [timing.to_json() for timing in timings]})
+    elif result is None:
+        print_regions(Console(), timings)
+    elif as_json:
         _print_json(result.to_json())
     else:
         print_bench(Console(), result)

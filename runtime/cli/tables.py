@@ -1,7 +1,7 @@
 """Results as tables for people. In: a result. Out: what is printed to the console. JSON is printed elsewhere."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from runtime.bench import BenchResult
+from runtime.bench_regions import RegionTiming
 from runtime.report import MissReport, Report
 from runtime.verify import Verdict
 
@@ -102,6 +103,20 @@ def print_bench(console: Console, result: BenchResult) -> None:
     console.print(table)
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in result.shapes.items())
     console.print(f"the fused model is {result.ratio:.2f} times as fast as the original ({shapes})", markup=False)
+
+
+def print_regions(console: Console, timings: Sequence[RegionTiming]) -> None:
+    """Measured and predicted microseconds of every distinct region, fused and not."""
+    table = Table()
+    table.add_column("times", justify="right")
+    table.add_column("label", max_width=30)
+    for heading in ("fused µs", "predicted", "unfused µs", "predicted", "ratio"):
+        table.add_column(heading, justify="right")
+    for timing in timings:
+        figures = (timing.fused_us, timing.predicted_fused_us, timing.unfused_us, timing.predicted_unfused_us)
+        columns = ["–" if figure is None else f"{figure:.0f}" for figure in figures]
+        table.add_row(str(timing.times), escape(timing.label), *columns, f"{timing.ratio:.2f}×")
+    console.print(table)
 
 
 def print_outputs(console: Console, outputs: Mapping[str, np.ndarray[Any, Any]]) -> None:

@@ -1,5 +1,6 @@
 """Contractions of one left operand as one region: which are joined, what they give out, and what keeps them apart."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 from region_oracle import Scanned, check_regions, scanned
 
 from fuser.load import load
+from fuser.region import Prediction
 from fuser.scan import scan
 from fuser.shapes import infer
+from fuser.worth import Work
 from models.graph import GraphWriter
 from tilecore.contract.spec import ContractionSpec, Spec
 
@@ -122,6 +125,15 @@ class Never:
 
     def merges(self, spec: Spec) -> bool:
         return False
+
+    def sizes(self, spec: Spec) -> Mapping[str, int]:
+        return {}
+
+    def predict(self, spec: Spec, nodes: tuple[Work, ...], sizes: Mapping[str, int]) -> None:
+        return None
+
+    def accepts(self, prediction: Prediction) -> bool:
+        return True
 
 
 def test_the_cost_model_is_asked(tmp_path: Path) -> None:

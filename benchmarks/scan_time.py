@@ -1,0 +1,79 @@
+"""How long finding regions takes in a large graph: python benchmarks/scan_time.py [--quick] [--json FILE]
+
+The model is a stack of encoder layers with two thousand (`--quick`) or five thousand nodes after loading, symbolic
+batch and length. Times are user seconds of this process, so that other processes do not count. Out: rows of
+`{"case", "unit", "nodes", "regions", "load", "infer", "scan"}`; `scan` is the search with lowering to specs and the
+cost model's questions; "half" is the same for half the layers, which shows whether time grows with size alone.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from fuser.load import load
+from fuser.scan import scan
+from fuser.shapes import infer
+from models import bert
+from runtime.cost import machine_cost
+from tilecore.profile import detect_profile
+
+LAYERS, QUICK_LAYERS = 80, 32
+
+
+@dataclass(frozen=True)
+class Row:
+    """User seconds per stage for one graph."""
+
+    case: str
+    unit: str
+    nodes: int
+    regions: int
+    load: float
+    infer: float
+    scan: float
+
+
+def main() -> None:
+    """Measure both sizes, print a line each, write JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smaller graph")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here")
+    arguments = parser.parse_args()
+    layers = QUICK_LAYERS if arguments.quick else LAYERS
+    rows = [measure("half", layers // 2), measure("whole", layers)]
+    for row in rows:
+        print(
+            f"{row.case:6} {row.nodes:6} nodes, {row.regions:4} regions: "
+            f"load {row.load:.2f} s, infer {row.infer:.2f} s, scan and lower {row.scan:.2f} s"
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+def measure(case: str, layers: int) -> Row:
+    """One stack of so many layers."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = bert.build(Path(folder) / "stack.onnx", size=bert.Size(layers=layers))
+        times = [user_seconds()]
+        model = load(path)
+        times.append(user_seconds())
+        shapes = infer(model)
+        times.append(user_seconds())
+        profile = detect_profile()
+        regions, _ = scan(model, shapes, machine_cost(profile, profile.target, fuse_all=False))
+        times.append(user_seconds())
+        taken = [after - before for before, after in pairwise(times)]
+        return Row(case, "s", len(list(model.graph)), len(regions), *taken)
+
+
+def user_seconds() -> float:
+    """User time of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The cost model's part in the scan: what it declines is a miss with both figures, and what must be fused stays so."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from fuser.find import find
+from fuser.load import load
+from fuser.region import Prediction
+from fuser.rewrite import Replacement, rewrite
+from fuser.worth import CostModel, Work
+from models import bert
+from models.graph import GraphWriter
+from runtime.cost import machine_cost
+from tilecore.contract.spec import Spec
+from tilecore.profile import profile_named
+
+ZEN3 = profile_named("zen3")
+
+
+@dataclass(frozen=True)
+class Miser:
+    """A cost model that never sees a gain."""
+
+    def merges(self, spec: Spec) -> bool:
+        return True
+
+    def sizes(self, spec: Spec) -> Mapping[str, int]:
+        return {}
+
+    def predict(self, spec: Spec, nodes: tuple[Work, ...], sizes: Mapping[str, int]) -> Prediction:
+        return Prediction(2e-6, 1e-6, sizes)
+
+    def accepts(self, prediction: Prediction) -> bool:
+        return prediction.fused <= prediction.unfused
+
+
+def softmax(folder: Path) -> Path:
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, (4, 64))
+    g.op("Softmax", x, out="y", axis=-1)
+    g.output("y", np.float32, (4, 64))
+    onnx.save(g.finish(), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def flat_norm(folder: Path) -> Path:
+    """A normalisation whose mean keeps no axis: left to ONNX Runtime, it would be taken for another one."""
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, (8, 8))
+    centred = g.op("Sub", x, g.op("ReduceMean", x, axes=[-1], keepdims=0))
+    variance = g.op("ReduceMean", g.op("Mul", centred, centred), axes=[-1], keepdims=1)
+    g.op("Div", centred, g.op("Sqrt", g.op("Add", variance, g.constant(1e-5, np.float32))), out="y")
+    g.output("y", np.float32, (8, 8))
+    onnx.save(g.finish(), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def test_a_region_without_a_gain_is_a_miss_with_both_figures(tmp_path: Path) -> None:
+    found = find(load(softmax(tmp_path)), Miser())
+    assert not found.regions
+    (miss,) = found.misses
+    assert "2.0 µs as one kernel, 1.0 µs as it is" in miss.reason
+    assert "--all" in miss.advice
+
+
+def test_chains_that_a_session_misreads_are_fused_whatever_they_cost(tmp_path: Path) -> None:
+    found = find(load(flat_norm(tmp_path)), Miser())
+    (region,) = found.regions
+    assert {"Sub", "ReduceMean", "Sqrt", "Div"} <= {node.op_type for node in region.nodes}
+    assert not any("no gain" in miss.reason for miss in found.misses)
+
+
+def test_all_declines_nothing() -> None:
+    loss = Prediction(1.0, 0.5, {})
+    assert not machine_cost(ZEN3, ZEN3.target, fuse_all=False).accepts(loss)
+    assert machine_cost(ZEN3, ZEN3.target, fuse_all=True).accepts(loss)
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_an_encoder_is_fused_as_without_a_cost_model(exporter: bert.Exporter, tmp_path: Path) -> None:
+    path = bert.build(tmp_path / "bert.onnx", exporter=exporter, size=bert.Size(hidden=384, heads=12))
+    cost: CostModel = machine_cost(ZEN3, ZEN3.target, fuse_all=False)
+    judged, free = find(load(path), cost), find(load(path))
+    assert sorted(r.kind for r in judged.regions) == sorted(r.kind for r in free.regions)
+    assert not judged.misses
+    assert all(r.predicted is not None and r.predicted.fused <= 1.05 * r.predicted.unfused for r in judged.regions)
+
+
+def test_predictions_are_noted_on_the_fused_nodes(tmp_path: Path) -> None:
+    found = find(load(softmax(tmp_path)), machine_cost(ZEN3, ZEN3.target, fuse_all=True))
+    (region,) = found.regions
+    model = rewrite(found.model, [Replacement(region, "Fused")]).model
+    (node,) = model.graph
+    assert region.predicted is not None
+    assert node.metadata_props["tilefuse.predicted"] == region.predicted.text
