@@ -7,6 +7,7 @@ import pytest
 import verify_models
 
 from runtime.bench import BenchResult, Timing, bench
+from runtime.bench_regions import bench_regions
 from runtime.inputs import InputError
 
 
@@ -51,3 +52,15 @@ def test_ratio_above_one_means_the_fused_model_is_faster() -> None:
     result = BenchResult(Timing(2.0, 1.5, 10), Timing(3.0, 2.5, 8), 2, {})
     assert result.ratio == 1.5
     assert str(result) == "fused 2 ms, original 3 ms, 1.50 times as fast (medians of 10 and 8 runs)"
+
+
+@pytest.mark.cpu
+def test_each_region_is_timed_alone(tmp_path: Path, library: Path) -> None:
+    original, fused = verify_models.write(tmp_path, library, ["Linear_right", "Gelu_right"])
+    timings = bench_regions(fused, original, threads=1, seconds=0.05)
+    assert [timing.op for timing in timings] == ["Linear_right", "Gelu_right"]
+    assert all(timing.times == 1 and timing.fused_us > 0 and timing.unfused_us > 0 for timing in timings)
+    assert all(timing.predicted_fused_us is None for timing in timings)  # nobody predicted anything for these
+    assert timings[0].to_json()["ratio"] == timings[0].unfused_us / timings[0].fused_us
+    with pytest.raises(ValueError, match="seconds is 0, expected more than 0"):
+        bench_regions(fused, original, seconds=0)
