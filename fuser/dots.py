@@ -24,14 +24,15 @@ from fuser.element import (
     shape_of,
     unflatten,
 )
-from fuser.quantized import level, requantized
+from fuser.quantized import level, packed_level, requantized
 from fuser.shapes import Shapes
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Var, cast
+from tilecore.contract.expr import Expr, Var, cast, const
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 Operands = Callable[[Index, Expr], tuple[Index, Index]]
 Tail = Callable[[Expr, Index, At], Expr]
+Decode = Callable[[At, Index], Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,12 @@ class Dot:
     finish: Tail
     zeros: tuple[Zero | None, Zero | None] = (None, None)  # of integer operands: their zero points
     integer: bool = False  # operands are levels that are summed as 32-bit integers
+    decode: Decode | None = None  # the right operand's element (k, n), where `right` stores it in another form
 
     def read(self, side: int, at: At, index: Index) -> Expr:
         """The element of the left (0) or right (1) operand at `index`: for integers, less its zero point."""
+        if side and self.decode is not None:
+            return self.decode(at, index)
         element = at(self.right if side else self.left, index)
         if not self.integer:
             return element
@@ -319,6 +323,62 @@ def _qgemm(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     return Dot(node, left, right, depth, locate, finish, zeros, integer=True)
 
 
+def _matmul_n_bits(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
+    """MatMulNBits: A, packed levels of B [n, blocks, bytes], scales, zero points, group indices, bias.
+
+    Blocks run along the summed axis; `accuracy_level` lets a runtime round A to bytes, which is never done here.
+    """
+    left, right, scales = _inputs(node, 3)
+    zeros, groups, bias = (node.inputs[i] if len(node.inputs) > i else None for i in (3, 4, 5))
+    bits, block = int(attribute(node, "bits", 4)), int(attribute(node, "block_size", 0))
+    depth, columns = int(attribute(node, "K", 0)), int(attribute(node, "N", 0))
+    where = f"{node.op_type} {node.name!r}"
+    if groups is not None:
+        raise LiftError(
+            f"{where} permutes its blocks (g_idx)",
+            node=node,
+            advice="quantise without act-order: blocks are then runs of rows",
+        )
+    if bits not in (4, 8) or block < 2 or int(attribute(node, "weight_prepacked", 0)):
+        raise LiftError(
+            f"{where} has {bits} bits in blocks of {block}; 4 and 8 bits that are not prepacked are supported",
+            node=node,
+            advice="quantise the weights to 4 or 8 bits",
+        )
+    blocks = -(-depth // block)
+    stored, scale_shape = shape_of(right, shapes), shape_of(scales, shapes)
+    if stored != (const(columns), const(blocks), const(block * bits // 8)):
+        raise LiftError(f"{where} has weights of [{', '.join(map(str, stored))}], not [N, blocks, bytes of a block]")
+    packed_zeros = zeros is not None and dtype_of(zeros, shapes) is DType.U8
+
+    def of_block(at: At, value: ir.Value, shape: Shape, n: Expr, number: Expr, width: int) -> Expr:
+        """Element `number` of the `width` that column n has, in a matrix or a flat vector."""
+        return at(value, (n, number) if len(shape) == 2 else (n * width + number,))
+
+    def decode(at: At, index: Index) -> Expr:
+        k, n = index
+        number, within, half = k // const(block), k % const(block), const(8 // bits)
+        value = packed_level(at(right, (n, number, within // half)), within, bits)
+        real: Expr = cast(value, DType.F32)
+        if zeros is None:
+            real = real - float(1 << (bits - 1))
+        elif packed_zeros:
+            width = -(-blocks * bits // 8)
+            found = of_block(at, zeros, shape_of(zeros, shapes), n, number // half, width)
+            real = real - cast(packed_level(found, number, bits), DType.F32)
+        else:
+            real = real - cast(of_block(at, zeros, shape_of(zeros, shapes), n, number, blocks), DType.F32)
+        return real * cast(of_block(at, scales, scale_shape, n, number, blocks), DType.F32)
+
+    def locate(o: Index, k: Expr) -> tuple[Index, Index]:
+        return (*o[:-1], k), (k, o[-1])
+
+    def finish(acc: Expr, o: Index, at: At) -> Expr:
+        return cast(acc if bias is None else acc + cast(at(bias, o[-1:]), DType.F32), dtype)
+
+    return Dot(node, left, right, const(depth), locate, finish, decode=decode)
+
+
 def _zero(node: ir.Node, position: int, shapes: Shapes, operand: ir.Value, axis: int) -> Zero | None:
     """Input `position` as the zero point of `operand`: one for all, one per step of `axis`, or broadcast to it."""
     value = node.inputs[position] if position < len(node.inputs) else None
@@ -374,6 +434,7 @@ _CONTRIB: dict[str, Callable[[ir.Node, Shapes, DType], Dot]] = {
     "TransposeMatMul": _matmul,
     "MatMulIntegerToFloat": _matmul_integer_to_float,
     "QGemm": _qgemm,
+    "MatMulNBits": _matmul_n_bits,
 }
 _INTEGER_READERS = (_matmul_integer, _matmul_integer_to_float, _qlinear_matmul, _conv_integer, _qlinear_conv, _qgemm)
 

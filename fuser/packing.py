@@ -3,8 +3,8 @@
 Comes in: a region and the index of a constant input. Goes out: a `Packing`: the panels (made when somebody reads them),
 and how a function body gets the original tensor back, so that one stored copy serves kernel and body.
 
-The kernel's matrix B[k, n] is a view of the constant: every axis of the constant is a digit of k or of n, which a
-transpose, a split head axis or a 1×1 convolution's weight all are.
+The kernel's matrix B[k, n] is a view of the constant: rows of all columns (so are the scales of blocks of rows), or
+every axis of the constant is a digit of k or of n, as in split head axes.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class PackingError(ValueError):
 class Packing:
     """How a constant of `shape` and the matrix [rows, columns] of a kernel correspond.
 
-    `digits` are the extents that k, then n, split into, most significant first; `order` lists, per axis of the constant
-    longer than 1, the position of its digit.
+    `digits` are the extents that rows, then columns, split into, most significant first; `order` lists, per axis of the
+    constant (joined where they are one digit), the position of its digit.
     """
 
     shape: tuple[int, ...]
@@ -66,6 +66,9 @@ def packing(region: Region, index: int) -> Packing:
     view, load = _view_of(region, index)
     shape = tuple(int(size) for size in value.const_value.shape.numpy())
     rows, columns = (_size(axis) for axis in view.axes[-2:])
+    found = panel.rows_of(load, view)
+    if found is not None:
+        return Packing(shape, found.count, columns, (found.count, columns), (1, 0) if found.by_column else (0, 1))
     if rows * columns != int(np.prod(shape, dtype=np.int64)):
         raise PackingError(
             f"{value.name!r} is {shape}; the matrix that is read of it is {rows}×{columns}, not all of it"

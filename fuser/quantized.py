@@ -33,6 +33,18 @@ def level(value: Expr, zero: Expr | None) -> Expr:
     return wide if zero is None else wide - cast(zero, DType.I32)
 
 
+def packed_level(stored: Expr, position: Expr, bits: int) -> Expr:
+    """Level number `position` of those that lie packed in bytes, low bits first, given its byte; in 32 bits."""
+    wide = cast(stored, DType.I32)
+    if bits == 8:
+        return wide
+    levels, result = 1 << bits, binary("floordiv", wide, 1 << (8 - bits))
+    for place in reversed(range(8 // bits - 1)):
+        here = binary("mod", binary("floordiv", wide, 1 << (bits * place)) if place else wide, levels)
+        result = select(binary("eq", position % (8 // bits), const(place)), here, result)
+    return result
+
+
 def requantized(value: Expr, zero: Expr | None, dtype: DType) -> Expr:
     """saturate(round(value) + zero) as `dtype`, for an f32 `value`; NaN becomes the smallest."""
     info = np.iinfo(dtype.row.numpy)

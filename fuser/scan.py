@@ -25,13 +25,21 @@ from fuser.worth import EVERYTHING, CostModel, misread, work_of
 
 LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing that no finder knows: kind and reason
     **{
-        (domain, name): ("contraction", f"{name} multiplies integers; only floating-point contractions are fused")
-        for domain, name in (
-            ("com.microsoft", "MatMulNBits"),
-            ("com.microsoft", "QAttention"),
-            ("com.microsoft", "DynamicQuantizeMatMul"),
-        )
+        ("com.microsoft", name): ("contraction", f"{name} needs the range of its whole input before its first product")
+        for name in ("QAttention", "DynamicQuantizeMatMul")
     },
+    ("com.microsoft", "GatherBlockQuantized"): (
+        "row",
+        "GatherBlockQuantized reads a few rows of a packed table: there is no work to share with a neighbour",
+    ),
+    ("com.microsoft", "QLinearSoftmax"): (
+        "row",
+        "QLinearSoftmax looks exponentials up in a table of rounded integers, which is no softmax of real numbers",
+    ),
+    ("", "DynamicQuantizeLinear"): (
+        "row",
+        "DynamicQuantizeLinear needs the range of its whole input before its first level; regions see single rows",
+    ),
     **{
         ("", name): ("row", f"{name} has no translation into a row program")
         for name in ("InstanceNormalization", "CumSum", "ArgMax", "ArgMin", "TopK", "Hardmax")

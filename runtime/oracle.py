@@ -83,7 +83,39 @@ class QuantizeLinear(OpRun):
         return (np.clip(np.rint(x / factor) + shift, limits.min, limits.max).astype(kind),)
 
 
-NEW_OPS: list[type[OpRun]] = [Erf, GatherElements, DequantizeLinear, QuantizeLinear]
+class MatMulNBits(OpRun):
+    """ONNX Runtime's product with packed 4-bit or 8-bit weights; `accuracy_level` is a licence that is not taken."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, a: Array, b: Array, scales: Array, zeros: Array | None = None, groups: Array | None = None,
+        bias: Array | None = None, **settings: Any,
+    ) -> tuple[Array]:  # fmt: skip
+        if groups is not None:
+            raise ValueError("g_idx is not supported")
+        bits = settings.get("bits") or 4
+        columns, depth, block = (int(settings[name]) for name in ("N", "K", "block_size"))
+        blocks = -(-depth // block)
+        levels = _unpacked(b, bits).reshape(columns, blocks, block)
+        zero: Any = float(1 << (bits - 1))
+        if zeros is not None:
+            packed = zeros.dtype == np.uint8
+            zero = (_unpacked(zeros.reshape(columns, -1), bits)[:, :blocks] if packed else zeros).reshape(
+                columns, blocks, 1
+            )
+        weight = (levels - zero) * scales.reshape(columns, blocks, 1)
+        product = a @ weight.reshape(columns, -1)[:, :depth].T
+        return (product if bias is None else product + bias,)
+
+
+def _unpacked(stored: Array, bits: int) -> Array:
+    """Levels of the last axis, low bits of each byte first, in double precision."""
+    parts = [stored >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, axis=-1).reshape(*stored.shape[:-1], -1).astype(np.float64)
+
+
+NEW_OPS: list[type[OpRun]] = [Erf, GatherElements, DequantizeLinear, QuantizeLinear, MatMulNBits]
 
 
 def _parameters(x: Array, scale: Array, zero: Array | None, settings: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -304,7 +336,15 @@ def _reduction_length(node: onnx.NodeProto, known: Mapping[str, Array]) -> int:
     if not shapes or not shapes[0]:
         return 1
     match node.op_type:
-        case "MatMul" | "MatMulInteger" | "Softmax" | "LogSoftmax" | "LayerNormalization" | "RMSNormalization":
+        case (
+            "MatMul"
+            | "MatMulNBits"
+            | "MatMulInteger"
+            | "Softmax"
+            | "LogSoftmax"
+            | "LayerNormalization"
+            | "RMSNormalization"
+        ):
             return shapes[0][-1]
         case "Gemm":
             turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)

@@ -315,8 +315,10 @@ class _Original:
     @staticmethod
     def of(model: onnx.ModelProto, source: str | bytes, folder: Path) -> "_Original":
         """The model in `source` (a path, or bytes), whose external weights are in `folder`."""
+        if _demand_accuracy(model):
+            source = model.SerializeToString()
         try:
-            return _Original(model, folder, _session(source))
+            return _Original(model, folder, _session(source, folder))
         except NotImplementedByRuntime:
             return _Original(model, folder, None)
 
@@ -376,8 +378,24 @@ def _run(
     return dict(zip(names, values, strict=True))
 
 
-def _session(source: str | bytes) -> ort.InferenceSession:
-    return ort.InferenceSession(source, _options(), providers=["CPUExecutionProvider"])
+def _demand_accuracy(model: onnx.ModelProto) -> bool:
+    """Take back the licence to round activations that nodes of `model` give the runtime; whether there was any."""
+    found = False
+    groups = [model.graph.node, *(function.node for function in model.functions)]
+    while groups:
+        for node in groups.pop():
+            groups += [graph.node for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
+            for attribute in node.attribute:
+                if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level" and attribute.i:
+                    attribute.i, found = 0, True
+    return found
+
+
+def _session(source: str | bytes, folder: Path) -> ort.InferenceSession:
+    options = _options()
+    if isinstance(source, bytes):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def _options() -> ort.SessionOptions:

@@ -173,6 +173,8 @@ class Expressions:
             if op.dtype is DType.BOOL:
                 return f"{args[0]} != 0"
             return f"({NARROW.get(op.dtype, '')})({SCALAR[op.dtype]}){args[0]}".removeprefix("()")
+        if (shifted := _power_of_two(op, args[0])) is not None:
+            return shifted
         if source.is_int:
             return f"{name}_i64({', '.join(args)})"
         if source is DType.F32 and name in SCALAR_F32:
@@ -266,7 +268,7 @@ class Expressions:
         if name == "pow" and op.args[1] == const(2.0, op.dtype):
             base = self.vector(op.args[0], lanes)
             return f"{base} * {base}"
-        args = [self.vector(arg, lanes) for arg in op.args]
+        args = [self.vector(arg, lanes) for arg in op.args if _power_of_two(op, "") is None or arg is op.args[0]]
         if name in INFIX:
             return f"{args[0]} {INFIX[name]} {args[1]}"
         if name in COMPARE:
@@ -289,6 +291,8 @@ class Expressions:
             return self._vector_cast(source, op.dtype, args[0])
         if name in ("min", "max") and source is DType.F32 and isinstance(op.args[1], Const):
             return f"{name}_raw({args[1]}, {args[0]})"  # a NaN in the second operand goes through
+        if (shifted := _power_of_two(op, args[0])) is not None:
+            return shifted
         suffix = {DType.I64: "i64v", DType.I32: "i32v"}.get(held(source), str(source))
         return f"{name}_{suffix}({', '.join(args)})"
 
@@ -302,6 +306,17 @@ class Expressions:
         if VECTOR[source] != VECTOR[target]:
             text = f"__builtin_convertvector({text}, {VECTOR[target]})"
         return f"narrow_{target}({text})" if target in NARROW else text
+
+
+def _power_of_two(op: Op, value: str) -> str | None:
+    """Division with rounding down, or its remainder, by a power of two: a shift or a mask, also of negative numbers."""
+    divisor = op.args[-1]
+    if op.name not in ("floordiv", "mod") or not isinstance(divisor, Const) or int(divisor.value).bit_count() != 1:
+        return None
+    if divisor.value < 1:
+        return None
+    exponent = int(divisor.value).bit_length() - 1
+    return f"({value} >> {exponent})" if op.name == "floordiv" else f"({value} & {(1 << exponent) - 1})"
 
 
 def held(dtype: DType) -> DType:

@@ -48,6 +48,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], list[str], list[str]]] = {
     "batch of one": ((1, K, N), ["0", "k", "n"], ["0", "k", "n"]),
     "split heads": ((K, 4, 5), ["k", "n // 5", "n % 5"], ["k", "n // 5", "n % 5"]),
     "heads and rows swapped": ((5, K, 4), ["n % 5", "k", "n // 5"], ["n % 5", "k", "n // 5"]),
+    "flat": ((K * N,), ["k * 20 + n"], ["k * 20 + n"]),
     "split rows": ((3, N, 4), ["k // 4", "n", "k % 4"], ["k // 4", "n", "k % 4"]),
 }
 
@@ -71,7 +72,7 @@ REFUSED = {
     "dynamic": (region((K, N), ["k", "n"], constant=False), 1, "'w' is not constant"),
     "not an operand": (region((K, N), ["k", "n"]), 0, "'x' is not constant"),
     "a part": (region((K, 3 * N), ["k", "n + 20"]), 1, "not all of it"),
-    "mixed": (region((K * N,), ["k * 20 + n"]), 1, "not made of rows or columns alone"),
+    "mixed": (region((K * N,), ["(k + n) % 240"]), 1, "not made of rows or columns alone"),
     "repeated": (region((K, N), ["k", "n * 0"]), 1, "not made of rows or columns alone"),
     "backwards": (region((K, N), ["k", "19 - n"]), 1, "not"),
 }

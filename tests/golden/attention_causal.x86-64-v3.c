@@ -1,4 +1,4 @@
-/* FusedGolden_1d37d7eed470: attention for x86-64-v3 */
+/* FusedGolden_bf565f0285bc: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -55,7 +55,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     at += (6144);
     float* restrict s_k = (float*)at;
     const int64_t t1 = n1 + 31;
-    const int64_t t2 = floordiv_i64(t1, 32);
+    const int64_t t2 = (t1 >> 5);
     const int64_t t3 = t2 * 8192;
     at += (t3);
     float* restrict s_v = (float*)at;
@@ -72,7 +72,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     at += (128);
     uint8_t* once_k = (uint8_t*)at;
     const int64_t t4 = t2 + 63;
-    const int64_t t5 = floordiv_i64(t4, 64);
+    const int64_t t5 = (t4 >> 6);
     const int64_t t6 = t5 * 64;
     at += (t6);
     uint8_t* once_v = (uint8_t*)at;
@@ -129,7 +129,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
         const int64_t t37 = t36 + 24;
         const int64_t t38 = min_i64(n1, t37);
         const int64_t t39 = t38 + 31;
-        const int64_t t40 = floordiv_i64(t39, 32);
+        const int64_t t40 = (t39 >> 5);
         for (int64_t n_41 = 0; n_41 < t40; n_41 += 1) {
             const int64_t t42 = n_41 * 12288;
             const int64_t t43 = t20 + t42;
@@ -338,7 +338,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_1d37d7eed470_x86_64_v3 = {
-    "FusedGolden_1d37d7eed470", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_bf565f0285bc_x86_64_v3 = {
+    "FusedGolden_bf565f0285bc", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

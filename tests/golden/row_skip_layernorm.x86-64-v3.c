@@ -1,4 +1,4 @@
-/* FusedGolden_7e3633cd1521: row for x86-64-v3 */
+/* FusedGolden_11fc6be9471e: row for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -27,7 +27,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     float* restrict s_result1 = (float*)at;
     at += (64);
     const int64_t t1 = n0 + 7;
-    const int64_t t2 = floordiv_i64(t1, 8);
+    const int64_t t2 = (t1 >> 3);
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_3 = task;
         const int64_t t4 = m_3 * -8;
@@ -182,7 +182,7 @@ static const int32_t input_types[] = {1, 1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_dim dims_1[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}, {1, 2, dims_1}};
-const tile_kernel tile_kernel_FusedGolden_7e3633cd1521_x86_64_v3 = {
-    "FusedGolden_7e3633cd1521", 4, 2, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_11fc6be9471e_x86_64_v3 = {
+    "FusedGolden_11fc6be9471e", 4, 2, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };
