@@ -14,7 +14,7 @@ from tilecore.predict import Predictor
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target
 
-TIE = 1.05  # predictions closer than this say nothing: the region is fused, which frees the graph of nodes
+TIE = 1.05  # predictions closer than this say nothing: fewer nodes are better then
 JITTER = 1e-6  # seconds: nor do differences of less
 
 
@@ -29,12 +29,12 @@ class MachineCost:
     _merges: dict[Spec, bool] = field(default_factory=dict[Spec, bool])
 
     def merges(self, spec: Spec) -> bool:
-        """Whether one kernel for all products is predicted to be faster than one each."""
+        """Whether one kernel for all products is predicted to be no slower than one each."""
         key = canonical(spec)
         if not isinstance(key, ContractionSpec):
             return False
         if key not in self._merges:
-            self._merges[key] = self._kernel(key) < self.predictor.apart(key)
+            self._merges[key] = self._kernel(key) <= TIE * self.predictor.apart(key)
         return self._merges[key]
 
     def sizes(self, spec: Spec) -> Mapping[str, int]:

@@ -5,6 +5,7 @@ extents that recommendation chooses. Products are taken to run as fast in both, 
 an attention: what a kernel can win there is traffic, calls and what follows the products.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -69,12 +70,18 @@ class Predictor:
         total = 0.0
         for number, product in enumerate(spec.products):
             own = [result for result in spec.outputs if _last(result, accs) == number]
-            if not own:  # its sum goes through memory
-                place = next(result.place for result in spec.outputs)
-                own = [Result(place, product.acc)]
+            if not own:  # its sum goes through memory, to the kernel that reads it
+                own = [Result(spec.outputs[0].place, product.acc)]
+                total += self._through_memory(spec)
             outputs = tuple(Result(r.place, substitute(r.value, dict.fromkeys(accs, product.acc))) for r in own)
             total += self.kernel(replace(spec, b=product.b, acc=product.acc, outputs=outputs, siblings=()))
         return total
+
+    def _through_memory(self, spec: ContractionSpec) -> float:
+        """Seconds of writing one sum and reading it again."""
+        machine = Machine(self.profile, self.target, self.sizes(spec))
+        moved = 2 * 4 * math.prod(machine.size(extent_of(axis)) for axis in spec.outputs[0].place.axes)
+        return moved / machine.rate(moved) / self.profile.cores / self.profile.clock
 
 
 def _last(result: Result, accs: list[Var]) -> int:

@@ -36,7 +36,8 @@ EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 class Candidate:
     """One configuration, its predicted cost (1 is the products' own cycles), and the reason if it was rejected.
 
-    `cycles` are those of the whole call at one set of sizes; of ranked ones, at the smallest nominal size.
+    `cycles` are those of the whole call at one set of sizes; of ranked ones, `cost` in cycles at the smallest nominal
+    size: extents that suit another size better would make the figure of that size alone erratic.
     """
 
     config: Mapping[str, int]
@@ -119,7 +120,8 @@ def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate
         found = [_cost(spec, config, machine) for machine in machines]
         rejected = next((candidate.rejected for candidate in found if candidate.rejected), "")
         mean = sum(candidate.cost for candidate in found) / len(found)
-        ranked.append(Candidate(config, mean, found[-1].why, rejected, found[0].cycles))
+        own = found[0].cycles / found[0].cost if found[0].cost else 0.0
+        ranked.append(Candidate(config, mean, found[-1].why, rejected, mean * own))
     return sorted(ranked, key=lambda candidate: (bool(candidate.rejected), candidate.cost))
 
 

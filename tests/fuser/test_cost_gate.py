@@ -16,7 +16,7 @@ from fuser.worth import CostModel, Work
 from models import bert
 from models.graph import GraphWriter
 from runtime.cost import machine_cost
-from tilecore.contract.spec import Spec
+from tilecore.contract.spec import ContractionSpec, Spec
 from tilecore.profile import profile_named
 
 ZEN3 = profile_named("zen3")
@@ -79,6 +79,19 @@ def test_all_declines_nothing() -> None:
     loss = Prediction(1.0, 0.5, {})
     assert not machine_cost(ZEN3, ZEN3.target, fuse_all=False).accepts(loss)
     assert machine_cost(ZEN3, ZEN3.target, fuse_all=True).accepts(loss)
+
+
+@pytest.mark.parametrize(("depth", "columns"), [(64, 172), (768, 768), (768, 2048), (2048, 5632)])
+def test_gated_products_are_expected_to_pay(depth: int, columns: int, tmp_path: Path) -> None:
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, ("batch", "seq", depth))
+    gate, up = (g.op("MatMul", x, g.normal((depth, columns), std=1)) for _ in range(2))
+    g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up, out="y")
+    g.output("y", np.float32, ("batch", "seq", columns))
+    onnx.save(g.finish(), tmp_path / "model.onnx")
+    (region,) = find(load(tmp_path / "model.onnx"), machine_cost(ZEN3, ZEN3.target, fuse_all=False)).regions
+    assert isinstance(region.spec, ContractionSpec)
+    assert len(region.spec.products) == 2
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
