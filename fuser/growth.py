@@ -5,7 +5,7 @@ and with where it stands. Invariant: each value inside is read only at the eleme
 nothing that the region reads depends on what it makes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -28,13 +28,15 @@ Made = Mapping[ir.Value, tuple[Index, Expr]]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a row region adds: `place` by the output's shape alone, `special` for nodes without an element rule.
+    """What a row region adds: `place` of a value by itself, `special` for nodes without an element rule.
 
     `special` gives the node's outputs with where they stand and what they are; None for nodes that it does not know.
+    `behind` gives the nodes, in order, that make what a node reads of the same rows, and that are better inside too.
     """
 
     place: Callable[[ir.Value], Index | None]
-    special: Callable[[ir.Node, Inliner], Made | None]
+    special: Callable[[ir.Node, Mapping[ir.Value, Index], Inliner], Made | None]
+    behind: Callable[[ir.Node, "Growth"], Sequence[ir.Node]]
 
 
 @dataclass(slots=True)
@@ -81,10 +83,25 @@ class Growth:
         self.nodes.append(node)
         return True
 
+    def add_all(self, nodes: Sequence[ir.Node]) -> bool:
+        """Take all of `nodes` in, or none of them: False then."""
+        where, value, count = dict(self.where), dict(self.value), len(self.nodes)
+        for node in nodes:
+            if not self.add(node):
+                self.where, self.value = where, value
+                del self.nodes[count:]
+                self.reader = self.cuts.reader("side", bound=self._bound)
+                return False
+        return True
+
+    def loaded(self) -> set[ir.Value]:
+        """What the programs of the values inside load."""
+        return {self.cuts.values[load.source.name] for value in self.value.values() for load in loads(value)}
+
     def _made(self, node: ir.Node) -> Made:
         if node not in self.cuts.remains.alive or any(value in self.cuts.remains.makers for value in node.outputs):
             raise LiftError(f"{node.op_type} belongs to another region")
-        special = self.frame.special(node, self.reader) if self.frame is not None else None
+        special = self.frame.special(node, self.where, self.reader) if self.frame is not None else None
         if special is not None:
             return special
         if len(node.outputs) != 1:
@@ -120,7 +137,9 @@ class Growth:
         """Where the region's element stands in the output of a pointwise node."""
         out = node.outputs[0]
         if self.frame is not None:
-            where = self.frame.place(out)
+            size = shape_of(out, self.cuts.shapes)
+            same = (v for v in node.inputs if v in self.where and self.cuts.shapes.shape(v) == size)
+            where = next((self.where[v] for v in same), self.frame.place(out))
             if where is None:
                 raise LiftError(f"{node.op_type} {node.name!r} has another shape than the rows")
             return where
@@ -150,9 +169,11 @@ def grow(growth: Growth, *, limit: int = LIMIT) -> Extent:
             break
         node = min(queue, key=remains.position.__getitem__)
         queue.discard(node)
-        if not growth.add(node):
+        behind = growth.frame.behind(node, growth) if growth.frame is not None else ()
+        if not (behind and growth.add_all([*behind, node])) and not growth.add(node):
             continue
-        queue |= {user for out in node.outputs for user in remains.nodes_using(out) if user not in growth.refused}
+        made = [out for inside in (*behind, node) if inside in growth.nodes for out in inside.outputs]
+        queue |= {user for out in made for user in remains.nodes_using(out) if user not in growth.refused}
         queue -= set(growth.nodes)
         results = growth.open_values()
         if any(unpacks(growth, value) for value in results):

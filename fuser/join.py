@@ -10,12 +10,12 @@ import onnx_ir as ir
 from fuser.cuts import Cuts, data_inputs, sample, sample_count
 from fuser.dots import axes_of
 from fuser.element import LiftError, attribute, dtype_of, shape_of
+from fuser.frame import Rows
 from fuser.graph import User
 from fuser.growth import Frame, Growth, grow
 from fuser.lift import is_pointwise, is_view, rule_of
 from fuser.lift_views import GATHERS
 from fuser.lower import Draft, result
-from fuser.reductions import Rows
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, cast, nonnegative
 from tilecore.contract.spec import RowSpec, Tensor
@@ -38,10 +38,12 @@ def draft_of(node: ir.Node, cuts: Cuts) -> Draft | None:
     shape = shape_of(out, cuts.shapes)
     if sample_count(shape) < SMALL or not dtype_of(out, cuts.shapes).is_float:
         return None
-    rows = Rows(cuts.shapes, cuts.opset, shape, _columns(shape))
+    rows = Rows.over(shape, _columns(shape), shapes=cuts.shapes, opset=cuts.opset)
     inner = frozenset(value for part in group for value in part.outputs)
     value = cuts.reader("side", through=inner).at(out, rows.full)
-    growth = Growth(cuts, {out: rows.full}, {out: value}, list(group), frame=Frame(rows.place, lambda *_: None))
+    growth = Growth(
+        cuts, {out: rows.full}, {out: value}, list(group), frame=Frame(rows.place, lambda *_: None, lambda *_: ())
+    )
     extent = grow(growth)
     results = tuple(
         result(cuts, made, (rows.row, rows.column), growth.where[made], growth.value[made]) for made in extent.results

@@ -319,6 +319,19 @@ def forward_index(node: ir.Node, index: Index, shapes: Shapes) -> Index | None:
     return reindex(index, shape_of(source, shapes), shape_of(node.outputs[0], shapes))
 
 
+def backward_index(node: ir.Node, index: Index, shapes: Shapes) -> Index | None:
+    """Where the element at `index` of a bijective view's first output stands in its input; None for other nodes."""
+    source = node.inputs[0]
+    if node.domain or node.op_type not in BIJECTIONS or source is None:
+        return None
+    if node.op_type in ("Identity", "Dropout"):
+        return index
+    if node.op_type == "Transpose":
+        order = permutation(node, len(index))
+        return tuple(index[order.index(axis)] for axis in range(len(index)))
+    return reindex(index, shape_of(node.outputs[0], shapes), shape_of(source, shapes))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Constants that are a pattern of their index
 

@@ -4,74 +4,19 @@ Comes in: a node, a reader of elements and the row's frame. Goes out: the node's
 variables, the steps appended in order. The arithmetic is the operator's own: two passes for a variance.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fuser.element import ONE, ZERO, Index, LiftError, Shape, attribute, broadcast_index, flatten, shape_of, unflatten
+from fuser.element import Index, LiftError, attribute, broadcast_index, shape_of
+from fuser.frame import Rows
 from fuser.growth import Made
 from fuser.lift import Inliner
 from fuser.precision import hidden, in_f32
 from fuser.shapes import Shapes
 from fuser.softmax import reduced_axes, softmax_axes
-from tilecore.contract.expr import Expr, Var, cast, const, unary
-from tilecore.contract.spec import Step
-
-
-@dataclass(slots=True)
-class Rows:
-    """The frame of a row program: the shape it runs over, split into rows and columns, and the steps so far."""
-
-    shapes: Shapes
-    opset: int
-    shape: Shape
-    axes: tuple[int, ...]
-    row: Var = field(init=False)
-    column: Var = field(init=False)
-    full: Index = field(init=False)
-    kept: Index = field(init=False)
-    steps: list[Step] = field(default_factory=list[Step])
-
-    def __post_init__(self) -> None:
-        inner = tuple(self.shape[axis] for axis in self.axes)
-        outer = tuple(dim for axis, dim in enumerate(self.shape) if axis not in self.axes)
-        self.row = Var("r", extent=_product(outer))
-        self.column = Var("c", extent=_product(inner))
-        rows, columns = iter(unflatten(self.row, outer)), iter(unflatten(self.column, inner))
-        self.full = tuple(next(columns if axis in self.axes else rows) for axis in range(len(self.shape)))
-        self.kept = tuple(ZERO if axis in self.axes else index for axis, index in enumerate(self.full))
-
-    def place(self, value: ir.Value) -> Index | None:
-        """Where the program's element stands in a value of the whole shape or of one element per row; else None."""
-        shape = self.shapes.shape(value)
-        if shape == self.shape:
-            return self.full
-        if shape == tuple(ONE if axis in self.axes else dim for axis, dim in enumerate(self.shape)):
-            return self.kept
-        if shape == tuple(dim for axis, dim in enumerate(self.shape) if axis not in self.axes):
-            return self.dropped
-        return None
-
-    @property
-    def dropped(self) -> Index:
-        """The row's index without the reduced axes."""
-        return tuple(index for axis, index in enumerate(self.kept) if axis not in self.axes)
-
-    def reduce(self, kind: str, value: Expr) -> Expr:
-        """One more reducing step."""
-        var = Var(f"{kind}{len(self.steps)}", value.dtype)
-        self.steps.append(Step(var, kind, value))
-        return var
-
-    def mean(self, value: Expr) -> Expr:
-        """The mean over the columns."""
-        count = cast(self.column.extent or ONE, value.dtype)
-        return self.reduce("sum", value) / count
-
-
-def _product(dims: Shape) -> Expr:
-    return flatten(tuple(dim - 1 for dim in dims), dims) + 1
+from tilecore.contract.expr import Expr, cast, const, unary
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +39,12 @@ class Call:
         index = broadcast_index(self.rows.full, self.rows.shape, shape_of(value, self.rows.shapes))
         return self.reader.at(value, index)
 
-    def wide(self, position: int) -> Expr:
-        """The same, in f32 at least."""
-        return _wide(self.read(position))
+    def channel(self, position: int) -> Expr:
+        """The element of input `position`, a vector over axis 1."""
+        value = self.value(position)
+        if value is None:
+            raise LiftError(f"{self.node.op_type} {self.node.name!r} has no input {position}")
+        return self.reader.at(value, (self.rows.full[1],))
 
     def number(self, name: str, default: float) -> float:
         """A float attribute."""
@@ -206,6 +154,20 @@ def _skip_rms_norm(call: Call) -> tuple[Expr | None, ...]:
     return cast(normal, total.dtype) * call.read(2), None, scale, total
 
 
+def _instance_norm(call: Call) -> tuple[Expr | None, ...]:
+    value = call.read(0)
+    normal, _, _ = _normalise(call, _wide(value), call.number("epsilon", 1e-5))
+    return (cast(normal, value.dtype) * call.channel(1) + call.channel(2),)
+
+
+def _mean_variance(call: Call) -> tuple[Expr | None, ...]:
+    value = call.read(0)
+    x = _wide(value)
+    centred = x - call.rows.mean(x)
+    deviation = unary("sqrt", call.rows.mean(centred * centred))
+    return (cast(centred / (deviation + 1e-9), value.dtype),)  # the constant is the standard's
+
+
 def _lp_norm(call: Call) -> tuple[Expr | None, ...]:
     value = call.read(0)
     x = _wide(value)
@@ -222,6 +184,8 @@ NORMS: dict[tuple[str, str], Translation] = {
     ("", "LayerNormalization"): _layer_norm,
     ("", "RMSNormalization"): _rms_norm,
     ("", "LpNormalization"): _lp_norm,
+    ("", "InstanceNormalization"): _instance_norm,
+    ("", "MeanVarianceNormalization"): _mean_variance,
     ("", "SimplifiedLayerNormalization"): _rms_norm,
     ("com.microsoft", "SimplifiedLayerNormalization"): _rms_norm,
     ("com.microsoft", "SkipLayerNormalization"): _skip_layer_norm,
@@ -248,33 +212,39 @@ def axes_of_reduction(node: ir.Node, shapes: Shapes, opset: int) -> tuple[int, .
     rank = len(shape_of(source, shapes))
     if node.op_type in ("Softmax", "LogSoftmax"):
         return softmax_axes(node, rank, opset)
+    if node.op_type == "InstanceNormalization":
+        return tuple(range(2, rank))
+    if node.op_type == "MeanVarianceNormalization":
+        return tuple(sorted(int(axis) % rank for axis in attribute(node, "axes", (0, 2, 3))))
     axis = int(attribute(node, "axis", -1)) % rank
     if node.op_type == "LpNormalization":
         return (axis,)
     return (rank - 1,) if node.op_type.startswith("Skip") else tuple(range(axis, rank))
 
 
-def translate(node: ir.Node, rows: Rows, reader: Inliner) -> Made | None:
-    """The outputs of a reduction over the frame's own axes; None for other nodes. LiftError when it cannot be one."""
+def translate(node: ir.Node, rows: Rows, where: Mapping[ir.Value, Index], reader: Inliner) -> Made | None:
+    """The outputs of a reduction over the frame's own columns; None for other nodes. LiftError when it cannot be one.
+
+    `where` says where the program's element stands in the values that are inside.
+    """
     if not is_reduction(node):
         return None
     source = node.inputs[0]
-    if source is None or shape_of(source, rows.shapes) != rows.shape:
-        raise LiftError(f"{node.op_type} {node.name!r} reduces another shape than the row program's")
-    if axes_of_reduction(node, rows.shapes, rows.opset) != rows.axes:
-        raise LiftError(f"{node.op_type} {node.name!r} reduces other axes than the row program's")
+    if source is None:
+        raise LiftError(f"{node.op_type} {node.name!r} has no input")
     before = len(rows.steps)
     translation = REDUCTIONS.get(node.op_type) or NORMS[_domain(node), node.op_type]
     try:
-        results = translation(Call(node, rows, reader))
+        frame = rows.of(source, axes_of_reduction(node, rows.shapes, rows.opset), where)
+        results = translation(Call(node, frame, reader))
     except (LiftError, TypeError) as error:
         del rows.steps[before:]
-        raise LiftError(str(error)) from error
+        raise LiftError(f"{node.op_type} {node.name!r}: {error}") from error
     made: dict[ir.Value, tuple[Index, Expr]] = {}
     for value, expr in zip(node.outputs, results, strict=False):
-        where = rows.place(value)
-        if expr is not None and where is not None:
-            made[value] = (where, expr)
+        place = frame.place(value)
+        if expr is not None and place is not None:
+            made[value] = (place, expr)
     if len(made) < len([value for value in node.outputs if value.name]):
         raise LiftError(f"{node.op_type} {node.name!r} has outputs that the row program does not make")
     return made

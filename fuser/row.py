@@ -8,10 +8,12 @@ import onnx_ir as ir
 
 from fuser.cuts import Cuts, data_inputs, is_plumbing, sample, sample_count
 from fuser.element import LiftError, shape_of
+from fuser.frame import Rows
 from fuser.growth import RESULTS, Extent, Frame, Growth, grow
 from fuser.lift import cost_of, is_pointwise
+from fuser.lift_views import backward_index
 from fuser.lower import Draft, result
-from fuser.reductions import Rows, axes_of_reduction, is_reduction, translate
+from fuser.reductions import axes_of_reduction, is_reduction, translate
 from tilecore.contract.expr import Const, Expr, Load, Op, Var, substitute, variables, walk
 from tilecore.contract.spec import Result, RowSpec, Step, Tensor
 
@@ -28,10 +30,9 @@ def from_reduction(node: ir.Node, cuts: Cuts) -> Draft:
     source = node.inputs[0]
     if source is None:
         raise LiftError("it has no input")
-    rows = Rows(
-        cuts.shapes, cuts.opset, shape_of(source, cuts.shapes), axes_of_reduction(node, cuts.shapes, cuts.opset)
-    )
-    if not rows.axes:
+    shape, axes = shape_of(source, cuts.shapes), axes_of_reduction(node, cuts.shapes, cuts.opset)
+    rows = Rows.over(shape, axes, shapes=cuts.shapes, opset=cuts.opset)
+    if not axes:
         raise LiftError("it reduces no axis", advice="nothing to do: it only copies, remove it from the model")
     before = _before(node, rows, cuts)
     try:
@@ -39,7 +40,7 @@ def from_reduction(node: ir.Node, cuts: Cuts) -> Draft:
     except LiftError:
         if not before:
             raise
-    return _draft([node], Rows(cuts.shapes, cuts.opset, rows.shape, rows.axes), cuts)
+    return _draft([node], Rows.over(shape, axes, shapes=cuts.shapes, opset=cuts.opset), cuts)
 
 
 def from_pointwise(node: ir.Node, cuts: Cuts) -> Draft | None:
@@ -52,27 +53,108 @@ def from_pointwise(node: ir.Node, cuts: Cuts) -> Draft | None:
     while first > 0 and width < NARROW:
         first -= 1
         width *= max(1, sample(shape[first]))
-    return _draft([node], Rows(cuts.shapes, cuts.opset, shape, tuple(range(first, len(shape)))), cuts)
+    return _draft([node], Rows.over(shape, tuple(range(first, len(shape))), shapes=cuts.shapes, opset=cuts.opset), cuts)
 
 
 def _before(node: ir.Node, rows: Rows, cuts: Cuts) -> list[ir.Node]:
-    """The pointwise nodes that make the reduction's input out of others, in order."""
+    """The nodes that make the reduction's inputs out of others, in order."""
     found: set[ir.Node] = set()
-    queue = data_inputs(node)[:2]
+    source = node.inputs[0]
+    if source is not None and rows.known.setdefault(source, rows.full):
+        _follow(source, rows, cuts, found)
+    for value in data_inputs(node)[1:2]:
+        _follow(value, rows, cuts, found)
+    return _ordered(found, cuts)
+
+
+def _behind(node: ir.Node, rows: Rows, growth: Growth) -> list[ir.Node]:
+    """What else makes the inputs of a node that reads a value inside, in order; empty where that is no gain.
+
+    It is one if nothing else needs these nodes, and they reduce the same rows or load nothing that is not loaded yet.
+    """
+    found: set[ir.Node] = set()
+    out = node.outputs[0]
+    shape = growth.cuts.shapes.shape(out)
+    for value in data_inputs(node):
+        if value in growth.where and growth.cuts.shapes.shape(value) == shape:
+            rows.known.setdefault(out, growth.where[value])
+    for value in data_inputs(node) if is_pointwise(node) else ():
+        if value not in growth.where:
+            if out in rows.known and growth.cuts.shapes.shape(value) == shape:
+                rows.known.setdefault(value, rows.known[out])
+            _follow(value, rows, growth.cuts, found, inside=growth, reductions=True)
+    inside = {node, *found, *growth.nodes}
+    remains = growth.cuts.remains
+    if not found or any(remains.users_of(made) - inside for part in found for made in part.outputs):
+        return []
+    if not any(is_reduction(part) for part in found):
+        made = {value for part in found for value in part.outputs}
+        sources = {value for part in found for value in data_inputs(part)} - made - growth.where.keys()
+        read = frozenset[ir.Value]().union(*(growth.cuts.plan(value, "side").leaves for value in sources))
+        if not read <= growth.loaded():
+            return []
+    return _ordered(found, growth.cuts)
+
+
+def _follow(
+    value: ir.Value,
+    rows: Rows,
+    cuts: Cuts,
+    found: set[ir.Node],
+    *,
+    inside: Growth | None = None,
+    reductions: bool = False,
+) -> None:
+    """Collect the pointwise nodes and layout changes of whole rows that make `value`, and note where they stand."""
+    queue = [value]
     while queue and len(found) < BEFORE:
-        value = queue.pop(0)
-        producer = cuts.remains.producer(value)
-        if producer is None or producer in found or value in cuts.remains.makers or not is_pointwise(producer):
+        current = queue.pop(0)
+        node = cuts.remains.producer(current)
+        place = rows.place(current)
+        if node is None or node in found or place is None or not _is_free(node, cuts) or cuts.is_known(current):
             continue
-        if producer not in cuts.remains.alive or rows.place(value) is None or cuts.is_known(value):
+        if inside is not None and current in inside.where:
             continue
-        found.add(producer)
-        queue += data_inputs(producer)
-    return sorted(found, key=cuts.remains.position.__getitem__)
+        if is_pointwise(node):
+            shape = cuts.shapes.shape(current)
+            sources = data_inputs(node)
+            rows.known.update((s, place) for s in sources if s not in rows.known and cuts.shapes.shape(s) == shape)
+        elif reductions and is_reduction(node) and len(node.outputs) == 1:
+            sources = data_inputs(node)[:1]
+        else:
+            back = backward_index(node, place, cuts.shapes)
+            sources = data_inputs(node) if back is not None and _is_made(node.inputs[0], cuts) else []
+            rows.known.update((s, back) for s in sources if back is not None and s not in rows.known)
+        if sources:
+            found.add(node)
+            queue += sources
+
+
+def _is_free(node: ir.Node, cuts: Cuts) -> bool:
+    """Whether the node is still computed by itself."""
+    return node in cuts.remains.alive and not any(value in cuts.remains.makers for value in node.outputs)
+
+
+def _is_made(value: ir.Value | None, cuts: Cuts) -> bool:
+    """Whether pointwise work makes the value."""
+    node = None if value is None else cuts.remains.producer(value)
+    return node is not None and is_pointwise(node) and _is_free(node, cuts)
+
+
+def _ordered(nodes: set[ir.Node], cuts: Cuts) -> list[ir.Node]:
+    return sorted(nodes, key=cuts.remains.position.__getitem__)
+
+
+def _frame(rows: Rows) -> Frame:
+    return Frame(
+        rows.place,
+        lambda node, where, reader: translate(node, rows, where, reader),
+        lambda node, growth: _behind(node, rows, growth),
+    )
 
 
 def _draft(seeds: list[ir.Node], rows: Rows, cuts: Cuts) -> Draft:
-    growth = Growth(cuts, {}, {}, [], frame=Frame(rows.place, lambda node, reader: translate(node, rows, reader)))
+    growth = Growth(cuts, {}, {}, [], frame=_frame(rows))
     for seed in seeds:
         if not growth.add(seed):
             raise growth.refused[seed]

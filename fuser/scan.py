@@ -42,7 +42,7 @@ LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing
     ),
     **{
         ("", name): ("row", f"{name} has no translation into a row program")
-        for name in ("InstanceNormalization", "CumSum", "ArgMax", "ArgMin", "TopK", "Hardmax")
+        for name in ("CumSum", "ArgMax", "ArgMin", "TopK", "Hardmax")
     },
 }
 

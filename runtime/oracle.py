@@ -115,7 +115,20 @@ def _unpacked(stored: Array, bits: int) -> Array:
     return np.stack(parts, axis=-1).reshape(*stored.shape[:-1], -1).astype(np.float64)
 
 
-NEW_OPS: list[type[OpRun]] = [Erf, GatherElements, DequantizeLinear, QuantizeLinear, MatMulNBits]
+class MeanVarianceNormalization(OpRun):
+    """MeanVarianceNormalization in double precision; the body that onnx.reference runs has float32 constants."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, axes: Sequence[int] = (0, 2, 3)) -> tuple[Array]:
+        centred = x - x.mean(axis=tuple(axes), keepdims=True)
+        return (centred / (np.sqrt(np.square(centred).mean(axis=tuple(axes), keepdims=True)) + 1e-9),)
+
+
+NEW_OPS: list[type[OpRun]] = [
+    *(Erf, GatherElements, DequantizeLinear, QuantizeLinear),
+    *(MatMulNBits, MeanVarianceNormalization),
+]
 
 
 def _parameters(x: Array, scale: Array, zero: Array | None, settings: Mapping[str, Any]) -> tuple[Array, Array]:

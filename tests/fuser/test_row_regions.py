@@ -128,3 +128,72 @@ def test_a_value_read_at_another_row_is_no_part_of_the_program(tmp_path: Path) -
     g.output("y", np.float32, (8, 8))
     found = scan_graph(g, tmp_path)
     assert [region.label for region in found.regions] == ["Sub + Exp"]
+
+
+def group_norm(g: GraphWriter, x: str) -> str:
+    """Normalised over channel groups of 2 and the image, by a mean of squares; scaled per channel."""
+    grouped = g.op("Reshape", x, g.constant([0, 2, -1]))
+    mean = g.op("ReduceMean", grouped, axes=[2])
+    square = g.op("ReduceMean", g.op("Mul", grouped, grouped), axes=[2])
+    variance = g.op("Sub", square, g.op("Mul", mean, mean))
+    deviation = g.op("Sqrt", g.op("Add", variance, g.constant(1e-5, np.float32)))
+    normal = g.op("Div", g.op("Sub", grouped, mean), deviation)
+    normal = g.op("Reshape", normal, g.op("Shape", x))
+    return g.op("Mul", normal, g.normal((4, 1, 1), std=1))
+
+
+def instance_norm(g: GraphWriter, x: str) -> str:
+    """The same by InstanceNormalization, as PyTorch exports it."""
+    grouped = g.op("Reshape", x, g.constant([0, 2, -1]))
+    ones, zeros = g.constant([1, 1], np.float32), g.constant([0, 0], np.float32)
+    normal = g.op("Reshape", g.op("InstanceNormalization", grouped, ones, zeros), g.op("Shape", x))
+    return g.op("Add", g.op("Mul", normal, g.normal((4, 1, 1), std=1)), g.normal((4, 1, 1), std=1))
+
+
+@pytest.mark.parametrize("dims", [("batch", 4, 3, 5), ("batch", 4, "seq", "seq")])
+@pytest.mark.parametrize("norm", [group_norm, instance_norm])
+def test_a_group_norm_between_activations_is_one_program(norm: Any, dims: tuple[Any, ...], tmp_path: Path) -> None:
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, dims)
+    y = norm(g, g.op("Tanh", x))
+    g.op("Mul", y, g.op("Sigmoid", y), out="y")
+    g.output("y", np.float32, dims)
+    found = scan_graph(g, tmp_path)
+    assert kinds(found) == ["tile", "sum", "sum"]
+    assert str(found.regions[0].spec.row.extent) == "(batch * 2)"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_other_normalisations_over_several_axes_are_one_program(tmp_path: Path) -> None:
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, ("batch", 4, "seq", 3))
+    y = g.op("MeanVarianceNormalization", x)
+    g.op("InstanceNormalization", y, g.normal((4,), std=1), g.normal((4,), std=1), out="y")
+    g.output("y", np.float32, ("batch", 4, "seq", 3))
+    found = scan_graph(g, tmp_path)
+    assert [region.kind for region in found.regions] == ["row", "row"]  # their rows differ
+
+
+def test_reductions_along_other_axes_stay_apart(tmp_path: Path) -> None:
+    """Of a square, where shapes alone do not tell the axes."""
+    g = GraphWriter(17)
+    x = g.op("Exp", g.input("x", np.float32, (5, 5)))
+    total = g.op("ReduceMean", x, axes=[1])
+    g.op("Div", g.op("Sub", x, total), g.op("ReduceMean", g.op("Abs", total), axes=[0]), out="y")
+    g.output("y", np.float32, (5, 5))
+    found = scan_graph(g, tmp_path)
+    assert all(len(kinds_of(region)) < 2 for region in found.regions)
+
+
+def kinds_of(region: Any) -> list[str]:
+    return [step.kind for step in region.spec.steps if step.kind != "tile"]
+
+
+def test_what_a_chain_reads_twice_is_inside(tmp_path: Path) -> None:
+    """x / 2 of a GELU comes before the rest in no region of its own, in whatever order the nodes stand."""
+    g = GraphWriter(17)
+    x = rows(g)
+    inner = g.op("Add", g.op("Erf", g.op("Mul", x, g.constant(0.70710678, np.float32))), g.constant(1, np.float32))
+    g.op("Mul", g.op("Mul", x, g.constant(0.5, np.float32)), inner, out="y")
+    g.output("y", np.float32, ("batch", "seq", 8))
+    found = scan_graph(g, tmp_path)
+    assert len(found.regions[0].nodes) == 5
