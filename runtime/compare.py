@@ -21,7 +21,8 @@ Integers and booleans must be equal, except where rounding decided the original'
 Models that quantise inside round to levels, where a difference in the last bit can become a whole level. For their
 regions (`compare_region`), a result is right where it agrees with the original or with double precision (ONNX Runtime
 saturates sums of bytes on some processors), and a small share of elements may be off by about one level. Between the
-outputs of whole models (`compare_signal`) such levels add up, so that only a wrong signal can be told.
+outputs of whole models (`compare_signal`) such levels add up: DRIFT_FACTOR times what rounding alone does to the
+original is allowed (see `drift_of`), never less than one level's share of the result, nor half of the result or more.
 """
 
 import math
@@ -46,6 +47,7 @@ PLAUSIBLE_SHARE = 0.1  # nor is one above this share of the root mean square
 
 FLIPPED_SHARE = 0.02  # of the elements of a region's output that may be a level off
 FLIPPED_SIZE = 1 / 64  # of the largest element: a level of a real result, and what one level does to its neighbours
+DRIFT_FACTOR = 4.0
 SIGNAL_DRIFT = 0.5  # relative root mean square between quantised models; unrelated outputs differ by more than 1
 
 UNIT_ROUNDOFF = {
@@ -144,20 +146,36 @@ def compare_region(name: str, expected: Array, actual: Array, *, truth: Truth | 
     return strict
 
 
-def compare_signal(name: str, expected: Array, actual: Array) -> OutputError:
-    """Judges output `name` of a whole model that quantises; its regions are to be judged one by one."""
+def drift_of(expected: Array, other: Array) -> float:
+    """The root mean square of the difference, relative to that of `expected`; over what is finite in both."""
+    wide, second = expected.astype(np.float64), other.astype(np.float64)
+    known = np.isfinite(wide) & np.isfinite(second)
+    if not known.any():
+        return 0.0
+    size = math.sqrt(float(np.mean(np.square(wide[known]))))
+    drift = math.sqrt(float(np.mean(np.square(wide[known] - second[known]))))
+    return drift / size if size else float(drift > 0)
+
+
+def compare_signal(name: str, expected: Array, actual: Array, *, own: float | None) -> OutputError:
+    """Judges output `name` of a whole model that quantises; its regions are to be judged one by one.
+
+    `own`: how far rounding alone moves the original (see `drift_of`), None where that is not known.
+    """
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         return compare(name, expected, actual, truth=None)
     wide, other = expected.astype(np.float64), actual.astype(np.float64)
     known = np.isfinite(wide) & np.isfinite(other)
-    difference = np.abs(wide[known] - other[known])
     size = math.sqrt(float(np.mean(np.square(wide[known])))) if known.any() else 0.0
-    drift = math.sqrt(float(np.mean(np.square(difference)))) if known.any() else 0.0
-    largest = float(difference.max(initial=0.0))
+    largest = float(np.abs(wide[known] - other[known]).max(initial=0.0))
+    limit = SIGNAL_DRIFT if own is None else min(max(DRIFT_FACTOR * own, FLIPPED_SIZE), SIGNAL_DRIFT)
+    drift = drift_of(expected, actual)
     fault = None
-    if drift > SIGNAL_DRIFT * size or float(np.mean(np.isfinite(wide) != np.isfinite(other)) if wide.size else 0) > 0.5:
-        fault = f"differs by {drift:.3g} (root mean square) from a result of {size:.3g}"
-    return OutputError(name, largest, largest / size if size else largest, SIGNAL_DRIFT * size, fault)
+    if drift > limit:
+        fault = f"differs by {drift:.3g} of its root mean square, {size:.3g}; {limit:.3g} is allowed"
+    elif not np.array_equal(np.isfinite(wide), np.isfinite(other)):
+        fault = "is not finite where the original is, or the other way round"
+    return OutputError(name, largest, largest / size if size else largest, limit * size, fault)
 
 
 def _compare_exact(name: str, expected: Array, actual: Array, truth: Truth | None) -> OutputError:

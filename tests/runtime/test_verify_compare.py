@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.compare import Truth, compare, is_rounding
+from runtime.compare import Truth, compare, compare_signal, drift_of, is_rounding
 
 
 def random_product(terms: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -104,3 +104,16 @@ def test_an_oracle_of_another_meaning_is_no_rounding() -> None:
     noisy = values.astype(np.float32)
     noisy[3] *= np.float32(1.01)
     assert is_rounding(noisy, values), "one noisy row is rounding still"
+
+
+def test_a_model_that_quantises_may_drift_as_far_as_rounding_moves_the_original() -> None:
+    rng = np.random.default_rng(3)
+    expected = rng.standard_normal((8, 64)).astype(np.float32)
+    noise = rng.standard_normal((8, 64)).astype(np.float32)
+    assert drift_of(expected, expected + 0.01 * noise) == pytest.approx(0.01, rel=0.1)
+    for own, fine, wrong in ((0.0, 0.01, 0.03), (0.05, 0.15, 0.25), (1.0, 0.4, 0.6), (None, 0.4, 0.6)):
+        assert compare_signal("y", expected, expected + np.float32(fine) * noise, own=own).fault is None
+        assert compare_signal("y", expected, expected + np.float32(wrong) * noise, own=own).fault is not None
+    one = expected.copy()
+    one[2, 3] = np.nan
+    assert compare_signal("y", expected, one, own=0.1).fault is not None
