@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, Var
+from tilecore.contract.expr import Const, Expr, Op, Var
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, extent_of
 from tilecore.emit_expr import operation_count
@@ -187,8 +188,17 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
         rejected = (
             f"an accumulator of {4 * m * n * count >> 10} KiB leaves no room in an L2 of {machine.profile.l2 >> 10} KiB"
         )
+    elif 4 * n * k > machine.profile.l2 // 2 and any(_unpacks(part.b.value) for part in spec.products):
+        rejected = f"unpacked weights of {4 * n * k >> 10} KiB do not stay in an L2 of {machine.profile.l2 >> 10} KiB"
     cycles = machine.spread(tasks, per_task)
     return Candidate(config, cycles / max(own, 1.0), why, rejected, cycles)
+
+
+def _unpacks(value: Expr) -> bool:
+    """Whether the elements of a right operand of floats are computed, so that they are written to memory first."""
+    while isinstance(value, Op) and value.name == "cast":
+        value = value.args[0]
+    return value.dtype is DType.F32 and isinstance(value, Op)
 
 
 def _attention(spec: AttentionSpec, config: Mapping[str, int], machine: Machine) -> Candidate:

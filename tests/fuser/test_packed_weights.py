@@ -20,6 +20,8 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.spec import ContractionSpec
 from tilecore.pack import pack_constants
+from tilecore.profile import profile_named
+from tilecore.recommend import rank
 
 N = 24
 
@@ -134,6 +136,17 @@ def test_packed_weights_are_read_as_they_are_stored(form: Weights) -> None:
         else:
             arrays[tensor.name] = constants[value.name or ""]
     np.testing.assert_array_equal(evaluate(packed, arrays)["y0"], computed)
+
+
+def test_unpacked_weights_stay_in_the_cache() -> None:
+    model = ir.from_proto(model_of(Weights(depth=4096)))
+    (region,), _ = scan(model, infer(model))
+    profile = profile_named("zen3")
+    ranked = rank(pack_constants(canonical(region.spec))[0], profile, profile.target)
+    depths = {candidate.config["block_k"] for candidate in ranked if not candidate.rejected}
+    assert depths
+    assert max(depths) < 4096
+    assert any("unpacked weights" in candidate.rejected for candidate in ranked)
 
 
 @pytest.mark.parametrize(
