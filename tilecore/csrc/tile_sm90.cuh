@@ -1,0 +1,232 @@
+// The verbs of kernels for Hopper (sm_90a): barriers, tensor copies, warpgroup products, fragments. Needs no headers.
+//
+// Fragment of a 64 x N product: a thread of a warpgroup has float d[N / 2]; d[4 * g + 2 * h + e] stands in row
+// 16 * warp + lane / 4 + 8 * h and column 8 * g + 2 * (lane % 4) + e.
+#pragma once
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+#define TILE_FN static __device__ __forceinline__
+#define TILE_INF __int_as_float(0x7f800000)
+#define TILE_NAN __int_as_float(0x7fffffff)
+#define TILE_UNROLL _Pragma("unroll")
+
+struct alignas(64) TensorMap {  // the bytes of a CUtensorMap
+  u64 words[16];
+};
+
+// ---- shared memory and barriers ----
+TILE_FN u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+TILE_FN void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+TILE_FN void barriers_ready() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  __syncthreads();
+}
+TILE_FN void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+TILE_FN void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+TILE_FN void barrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN_%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE_%=;\nbra AGAIN_%=;\nDONE_%=:\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+TILE_FN void named_sync(u32 id, u32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+TILE_FN void named_arrive(u32 id, u32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+template <int N>
+TILE_FN void registers_raise() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+TILE_FN void registers_lower() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// ---- tensor copies: coordinates innermost first ----
+#define TILE_LOAD "cp.async.bulk.tensor."
+#define TILE_LOAD_TAIL ".shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {"
+TILE_FN void load_tile(u32 to, const TensorMap* map, u32 barrier, int a, int b) {
+  asm volatile(TILE_LOAD "2d" TILE_LOAD_TAIL "%3,%4}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(a), "r"(b)
+               : "memory");
+}
+TILE_FN void load_tile(u32 to, const TensorMap* map, u32 barrier, int a, int b, int c) {
+  asm volatile(TILE_LOAD "3d" TILE_LOAD_TAIL "%3,%4,%5}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(a), "r"(b),
+               "r"(c)
+               : "memory");
+}
+TILE_FN void load_tile(u32 to, const TensorMap* map, u32 barrier, int a, int b, int c, int d) {
+  asm volatile(TILE_LOAD "4d" TILE_LOAD_TAIL "%3,%4,%5,%6}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+TILE_FN void load_tile(u32 to, const TensorMap* map, u32 barrier, int a, int b, int c, int d, int e) {
+  asm volatile(TILE_LOAD "5d" TILE_LOAD_TAIL "%3,%4,%5,%6,%7}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(a),
+               "r"(b), "r"(c), "r"(d), "r"(e)
+               : "memory");
+}
+#define TILE_STORE_TAIL ".global.shared::cta.tile.bulk_group [%0, {"
+TILE_FN void store_tile(const TensorMap* map, u32 from, int a, int b) {
+  asm volatile(TILE_LOAD "2d" TILE_STORE_TAIL "%2,%3}], [%1];" ::"l"(map), "r"(from), "r"(a), "r"(b) : "memory");
+}
+TILE_FN void store_tile(const TensorMap* map, u32 from, int a, int b, int c) {
+  asm volatile(TILE_LOAD "3d" TILE_STORE_TAIL "%2,%3,%4}], [%1];" ::"l"(map), "r"(from), "r"(a), "r"(b), "r"(c)
+               : "memory");
+}
+TILE_FN void store_tile(const TensorMap* map, u32 from, int a, int b, int c, int d) {
+  asm volatile(TILE_LOAD "4d" TILE_STORE_TAIL "%2,%3,%4,%5}], [%1];" ::"l"(map), "r"(from), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+TILE_FN void store_tile(const TensorMap* map, u32 from, int a, int b, int c, int d, int e) {
+  asm volatile(TILE_LOAD "5d" TILE_STORE_TAIL "%2,%3,%4,%5,%6}], [%1];" ::"l"(map), "r"(from), "r"(a), "r"(b), "r"(c),
+               "r"(d), "r"(e)
+               : "memory");
+}
+TILE_FN void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+TILE_FN void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }  // staging is free again
+TILE_FN void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+TILE_FN void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- warpgroup products (wgmma itself is stamped out per shape and type by the generator) ----
+TILE_FN void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TILE_FN void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N>
+TILE_FN void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+template <int N>
+TILE_FN void pin(float (&d)[N]) {  // the compiler moves no access of d past this
+  TILE_UNROLL for (int x = 0; x < N; x++) asm volatile("" : "+f"(d[x])::"memory");
+}
+template <int N>
+TILE_FN void pin(u32 (&d)[N]) {
+  TILE_UNROLL for (int x = 0; x < N; x++) asm volatile("" : "+r"(d[x])::"memory");
+}
+// Operands lie in chunks of 64 elements (128 bytes, 128-byte swizzle) along their contiguous axis.
+TILE_FN u64 depth_major(u32 address) {
+  return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | ((u64)(1024 >> 4) << 32) | (1ull << 62);
+}
+TILE_FN u64 depth_minor(u32 address, u32 chunk_bytes) {
+  return (u64)((address & 0x3FFFF) >> 4) | ((u64)(chunk_bytes >> 4) << 16) | ((u64)(1024 >> 4) << 32) | (1ull << 62);
+}
+
+// ---- element types ----
+TILE_FN float from_bf16(u16 x) { return __int_as_float((u32)x << 16); }
+TILE_FN float from_f16(u16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+TILE_FN u16 to_bf16(float x) {
+  u16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+TILE_FN u16 to_f16(float x) {
+  u16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+TILE_FN u32 pair_bf16(float low, float high) {
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+TILE_FN u32 pair_f16(float low, float high) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+TILE_FN void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b), "r"(c),
+               "r"(d)
+               : "memory");
+}
+
+// ---- scalar operations ----
+TILE_FN float tile_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TILE_FN float tile_exp(float x) { return tile_exp2(x * 1.4426950408889634f); }
+TILE_FN float tile_sigmoid(float x) { return __fdividef(1.0f, 1.0f + tile_exp(-x)); }
+TILE_FN float tile_tanh(float x) {
+  float square = x * x;
+  float small = x * (1.0f + square * (-0.333333333f + square * 0.133333333f));
+  float large = 1.0f - __fdividef(2.0f, 1.0f + tile_exp(2.0f * fminf(fabsf(x), 20.0f)));
+  return x != x ? x : fabsf(x) < 0.06f ? small : copysignf(large, x);
+}
+TILE_FN float tile_max(float x, float y) {  // NaN if either is
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+TILE_FN float tile_min(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+TILE_FN float tile_sign(float x) { return x != x ? x : (float)(x > 0.0f) - (float)(x < 0.0f); }
+TILE_FN int tile_floordiv(int x, int y) {
+  int q = x / y;
+  return q - (int)(q * y != x && ((x < 0) != (y < 0)));
+}
+TILE_FN int tile_mod(int x, int y) { return x - tile_floordiv(x, y) * y; }
+
+// ---- reductions of a fragment over its columns; every thread of a quad gets the result ----
+struct Sum {
+  TILE_FN float join(float x, float y) { return x + y; }
+};
+struct Max {  // NaN if any is
+  TILE_FN float join(float x, float y) { return tile_max(x, y); }
+};
+struct Fmax {
+  TILE_FN float join(float x, float y) { return fmaxf(x, y); }
+};
+struct Min {
+  TILE_FN float join(float x, float y) { return tile_min(x, y); }
+};
+struct Prod {
+  TILE_FN float join(float x, float y) { return x * y; }
+};
+template <class Kind, int N>
+TILE_FN void reduce_columns(const float (&d)[N], float (&result)[2], bool clear) {
+  TILE_UNROLL for (int h = 0; h < 2; h++) {
+    float even = d[2 * h], odd = d[2 * h + 1];  // two chains
+    TILE_UNROLL for (int g = 1; g < N / 4; g++) {
+      even = Kind::join(even, d[4 * g + 2 * h]);
+      odd = Kind::join(odd, d[4 * g + 2 * h + 1]);
+    }
+    float all = Kind::join(even, odd);
+    all = Kind::join(all, __shfl_xor_sync(0xffffffff, all, 1));
+    all = Kind::join(all, __shfl_xor_sync(0xffffffff, all, 2));
+    result[h] = clear ? all : Kind::join(result[h], all);
+  }
+}
+
+// ---- the order of tiles ----
+// Columns of tiles in groups of `group` rows, so that what one wave reads stays in the L2 cache.
+TILE_FN void grouped_tile(int t, int rows, int columns, int group, int& row, int& column) {
+  int block = t / (group * columns), first = block * group;
+  int height = min(rows - first, group), inside = t - block * group * columns;
+  row = first + inside % height;
+  column = inside / height;
+}
+// The longest tiles (last rows) first, for `section` heads at a time.
+TILE_FN void longest_tile(int t, int rows, int heads, int section, int& row, int& head) {
+  int block = t / (rows * section), inside = t - block * rows * section;
+  int width = min(heads - block * section, section);
+  row = rows - 1 - inside / width;
+  head = block * section + inside % width;
+}

@@ -1,0 +1,430 @@
+"""The body of a consumer warpgroup: every statement of the tile program over the fragments that its threads hold.
+
+Products are issued and left in flight until something touches their results; the last one of the loop's body stays in
+flight into the next iteration, so that the next products follow it without a gap. A slot of a ring is free when the
+last product that reads it is done.
+"""
+
+from collections.abc import Iterator
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, substitute, variables
+from tilecore.contract.spec import Place, Tensor
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.kernel import STAGING_CHUNKS, WARPGROUP, KernelPlan, Ring, extent_of_axis
+from tilecore.cuda.masks import inside
+from tilecore.cuda.products import product_of
+from tilecore.cuda.roles import CHUNK, GROUP_ROWS, extents, stored_rectangle
+from tilecore.cuda.values import HALVES, Values, stored
+from tilecore.graph import depth_axes
+from tilecore.ir import Buffer, Copy, Fill, For, Gemm, Parallel, Reduce, Stmt, Store, statements
+
+REDUCTIONS = {"sum": "Sum", "max": "Max", "fmax": "Fmax", "min": "Min", "prod": "Prod"}
+GROUP_ROW = Var("group_row")  # the first row of the warpgroup
+TURN, STORE = 1, 5  # named barriers: turns of up to 3 warpgroups, staged stores of each
+
+
+class Consumer:
+    """Writes the consumer role of one plan."""
+
+    def __init__(self, plan: KernelPlan, names: dict[Expr, str], walk: list[str]) -> None:
+        self.plan = plan
+        self.roles = plan.roles
+        self.names: dict[Expr, str] = {**names, GROUP_ROW: "group_row"}
+        self.walk = walk
+        self.lines: list[str] = []
+        self.flying: list[Gemm] = []  # issued in this body, not waited for
+        self.carried: Gemm | None = None  # issued by the iteration before
+        gemms = [stmt for stmt in statements(plan.program.body) if isinstance(stmt, Gemm)]
+        self.last_use: dict[str, Gemm] = {}
+        for ring in plan.rings:
+            own = {tile.buffer.name for tile in ring.tiles}
+            self.last_use[ring.name] = [gemm for gemm in gemms if {gemm.a.name, gemm.b.name} & own][-1]
+
+    def body(self) -> list[str]:
+        """The role's text."""
+        if self.plan.role_registers[0]:
+            self.lines.append(f"registers_raise<{self.plan.role_registers[0]}>();")
+        self.lines += [
+            f"const int thread = threadIdx.x % {WARPGROUP}, warp = thread / 32, lane = threadIdx.x % 32;",
+            f"const int group_row = warpgroup * {GROUP_ROWS};",
+            "const int own_row = group_row + 16 * warp + lane / 4, own_column = 2 * (lane % 4);",
+            "int slot = 0;",
+            "u32 phase = 0, once = 0;",
+        ]
+        if self.plan.turns:
+            self.lines.append(f"if (warpgroup == consumers - 1) named_arrive({TURN}, {2 * WARPGROUP});")
+        self.lines += self.walk
+        outer, self.lines = self.lines, []
+        self._declare()
+        for stmt in self.plan.program.body:
+            self._statement(stmt)
+        self._drain()
+        for ring in self.plan.rings:
+            if ring.copies[0] in self.plan.program.body:
+                self._release(ring, "0")
+        self.lines.append("once ^= 1;")
+        outer += ["  " + line for line in self.lines]
+        outer.append("}")
+        if self.plan.staging_bytes:
+            outer.append("if (thread == 0) stores_done();")
+        return outer
+
+    def _declare(self) -> None:
+        self.lines += [f"float {name}[{count}];" for name, count in self.roles.fragments.items()]
+        self.lines += [f"u32 {name}[{count}];" for name, count in self.roles.packed.items()]
+        self.lines += [f"float {name}[2];" for name in self.roles.statistics]
+
+    def _statement(self, stmt: Stmt) -> None:
+        span = stmt.span
+        if span is not None and not isinstance(stmt, Copy):
+            self.lines.append(f"// {span.file.rsplit('/', 1)[-1]}:{span.line}")
+        match stmt:
+            case For():
+                self._loop(stmt)
+            case Copy():
+                self._copy(stmt)
+            case Gemm():
+                self._gemm(stmt)
+            case Fill():
+                self._drain()
+                self._fill(stmt)
+            case Reduce():
+                self._drain()
+                self._reduce(stmt)
+            case Parallel():
+                self._drain()
+                self._parallel(stmt)
+            case _:
+                raise CudaError(f"{type(stmt).__name__} has no CUDA form yet")
+
+    # ---- the loop and its products ----
+
+    def _loop(self, loop: For) -> None:
+        self._drain()
+        values = self._values()
+        assert loop.var.extent is not None
+        var = loop.var.name
+        first, last = values.text(loop.start), values.text(loop.var.extent)
+        if self.plan.turns:
+            self._turn()
+        self.lines += [f"const int first = {first}, last = {last};", "int before = 0;", "#pragma unroll 1"]
+        self.lines.append(f"for (int {var} = first; {var} < last; {var}++) {{")
+        outer, self.lines = self.lines, []
+        self.names[loop.var] = var
+        tail = loop.body[-1]
+        self.carried = tail if isinstance(tail, Gemm) else None
+        carries = self.carried
+        for stmt in loop.body:
+            self._statement(stmt)
+        if self.carried is not None:  # nothing waited in this body: the product before this one is done
+            self.lines.append("products_wait<1>();")
+            self._release_of([self.carried], "before", f"{var} > first")
+        elif carries is None:
+            self._drain()
+        stages = max(ring.slots for ring in self.plan.rings)
+        self.lines += ["before = slot;", f"if (++slot == {stages}) slot = 0, phase ^= 1;"]
+        outer += ["  " + line for line in self.lines]
+        self.lines = [*outer, "}"]
+        del self.names[loop.var]
+        if self.plan.turns:
+            self._pass()
+        self.flying = []
+        self.carried = None
+        if carries is not None:
+            self.lines += ["products_wait<0>();", f"pin({carries.c.name});"]
+            self._release_of([carries], "before", "last > first")
+
+    def _turn(self) -> None:
+        self.lines.append(f"named_sync({TURN} + warpgroup, {2 * WARPGROUP});")
+
+    def _pass(self) -> None:
+        following = "(warpgroup + 1 == consumers ? 0 : warpgroup + 1)"
+        self.lines.append(f"named_arrive({TURN} + {following}, {2 * WARPGROUP});")
+
+    def _gemm(self, gemm: Gemm) -> None:
+        products = [stmt for stmt in self.plan.loop.body if isinstance(stmt, Gemm)]
+        if self.plan.turns and gemm is products[-1]:
+            self._turn()
+        product = product_of(gemm, self.roles)
+        a_depth, b_depth = depth_axes(gemm)
+        depth = extents(gemm.a)[a_depth[1]]
+        if gemm.a.name in self.roles.packed:
+            left = f"{gemm.a.name} + 4 * x"
+            self.lines.append(f"pin({gemm.a.name});")
+        else:
+            rows = self._chunk_rows(gemm.a)
+            # a warpgroup's rows: 64 rows of each chunk along the depth, or one chunk of rows
+            skip = rows * 128 if product.a_minor else GROUP_ROWS * 128
+            left = self._descriptor(gemm.a, product.a_minor, f" + warpgroup * {skip}")
+        right = self._descriptor(gemm.b, product.b_minor, "")
+        self.lines += [
+            f"pin({gemm.c.name});",
+            "products_fence();",
+            f"TILE_UNROLL for (int x = 0; x < {depth // 16}; x++)",
+            f"  {product.name}({gemm.c.name}, {left}, {right}, {'x != 0' if gemm.clear else '1'});",
+            "products_commit();",
+        ]
+        del b_depth
+        self.flying.append(gemm)
+        if self.plan.turns and gemm is products[0]:
+            self._pass()
+
+    def _chunk_rows(self, buffer: Buffer) -> int:
+        return self.roles.staged[buffer.name].chunk_rows
+
+    def _slot(self, buffer: Buffer) -> str:
+        ring = self._ring(buffer)
+        return "0" if ring.copies[0] in self.plan.program.body else "slot"
+
+    def _ring(self, buffer: Buffer) -> Ring:
+        return next(ring for ring in self.plan.rings if any(tile.buffer == buffer for tile in ring.tiles))
+
+    def _descriptor(self, buffer: Buffer, minor: bool, skip: str) -> str:
+        """Of step x of the depth, 16 elements each."""
+        tile = self.roles.staged[buffer.name]
+        chunk = tile.chunk_rows * 128
+        base = f"tile_{buffer.name} + {self._slot(buffer)} * {tile.bytes}{skip}"
+        if minor:
+            return f"depth_minor({base}, {chunk}) + x * {16 * 128 // 16}"
+        return f"depth_major({base} + x / 4 * {chunk}) + x % 4 * 2"
+
+    def _drain(self) -> None:
+        """Wait for every product in flight and free what they read."""
+        if not self.flying:
+            return
+        self.lines.append("products_wait<0>();")
+        done = [*self.flying, *([self.carried] if self.carried is not None else [])]
+        self.lines += [f"pin({name});" for name in dict.fromkeys(gemm.c.name for gemm in done)]
+        if self.carried is not None:
+            self._release_of([self.carried], "before", f"{self.plan.loop.var.name} > first")
+            self.carried = None
+        self._release_of(self.flying, "slot", "")
+        self.flying = []
+
+    def _release_of(self, gemms: list[Gemm], slot: str, condition: str) -> None:
+        for ring in self.plan.rings:
+            in_loop = ring.copies[0] not in self.plan.program.body
+            if in_loop and any(self.last_use[ring.name] is gemm for gemm in gemms):
+                self._release(ring, slot, condition)
+
+    def _release(self, ring: Ring, slot: str, condition: str = "") -> None:
+        also = f" && {condition}" if condition else ""
+        self.lines.append(f"if (thread == 0{also}) barrier_arrive(empty_{ring.name} + 8 * {slot});")
+
+    def _copy(self, copy: Copy) -> None:
+        source, target = copy.src.source, copy.dst.source
+        for ring in self.plan.rings:
+            if copy is ring.copies[0]:
+                in_loop = ring.copies[0] not in self.plan.program.body
+                at, phase = ("slot", "phase") if in_loop else ("0", "once")
+                self.lines.append(f"barrier_wait(full_{ring.name} + 8 * {at}, {phase});")
+        if not (isinstance(source, Buffer) and isinstance(target, Buffer)):
+            return
+        self._drain()
+        if target.name in self.roles.packed:
+            count = self.roles.packed[target.name]
+            pair = f"pair_{target.dtype}({source.name}[2 * x], {source.name}[2 * x + 1])"
+            self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x++) {target.name}[x] = {pair};")
+        else:
+            count = self._count(target)
+            self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x++) {target.name}[x] = {source.name}[x];")
+
+    # ---- work on elements ----
+
+    def _count(self, buffer: Buffer) -> int:
+        return 2 if buffer.name in self.roles.statistics else self.roles.fragments[buffer.name]
+
+    def _fill(self, fill: Fill) -> None:
+        value = self._values().text(fill.value)
+        count = self._count(fill.dst)
+        self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x++) {fill.dst.name}[x] = {value};")
+
+    def _reduce(self, reduce: Reduce) -> None:
+        if reduce.axis != 1 or reduce.dst.name not in self.roles.statistics:
+            raise CudaError(f"a reduction of {reduce.src.name} over axis {reduce.axis}: rows alone are reduced")
+        kind = REDUCTIONS[reduce.kind]
+        clear = "true" if reduce.clear else "false"
+        self.lines.append(f"reduce_columns<{kind}>({reduce.src.name}, {reduce.dst.name}, {clear});")
+
+    def _values(self, more: dict[Expr, str] | None = None) -> Values:
+        return Values({**self.names, **(more or {})}, self._element)
+
+    def _element(self, load: Load) -> str | None:
+        if not isinstance(load.source, Buffer):
+            return None
+        name = load.source.name
+        if name in self.roles.fragments:
+            return f"{name}[x]"
+        if name in self.roles.statistics:
+            return f"{name}[x >> 1 & 1]"
+        raise CudaError(f"{name} is read element by element; only products and row values are")
+
+    def _parallel(self, stmt: Parallel) -> None:
+        if stmt in self.plan.staged_stores:
+            self._staged_store(stmt)
+            return
+        for store in stmt.body:
+            self._check_indices(stmt, store)
+            if isinstance(store.target, Place):
+                self._direct_store(stmt, store)
+            else:
+                self._elementwise(stmt, store)
+
+    def _check_indices(self, stmt: Parallel, store: Store) -> None:
+        """Fragments are read and written at their own element."""
+        accesses = [(load.source, load.index) for load in loads(store.value) if isinstance(load.source, Buffer)]
+        if isinstance(store.target, Buffer):
+            accesses.append((store.target, store.index))
+        for buffer, index in accesses:
+            if index != stmt.axes[: len(index)] or self.roles.graph.classes[stmt.axes[0]] != self.roles.rows_class:
+                raise CudaError(f"{buffer.name} is indexed by {', '.join(map(str, index))}: fragments by their own axes")
+
+    def _elementwise(self, stmt: Parallel, store: Store) -> None:
+        assert isinstance(store.target, Buffer)
+        target = store.target
+        masks = inside(store.value, self._spread(stmt)) if len(stmt.axes) == 2 else None
+        if masks is None:
+            self.lines += self._each(stmt, target, store.value)
+            return
+        needed, plain = masks
+        values = self._values()
+        condition = " && ".join(f"{values.text(slack)} >= 0" for slack in needed)
+        self.lines += [f"if ({condition}) {{  // no element of the warpgroup is masked"]
+        self.lines += ["  " + line for line in self._each(stmt, target, plain)]
+        self.lines += ["} else {", *("  " + line for line in self._each(stmt, target, store.value)), "}"]
+
+    def _spread(self, stmt: Parallel) -> dict[Var, tuple[Expr, Expr]]:
+        rows, columns = stmt.axes
+        return {
+            rows: (GROUP_ROW + 0, GROUP_ROW + (GROUP_ROWS - 1)),
+            columns: (const(0), extent_of_axis(stmt, 1) - 1),
+        }
+
+    def _each(self, stmt: Parallel, target: Buffer, value: Expr) -> list[str]:
+        if isinstance(value, Load) and value.source == target:
+            return []
+        names, positions = self._positions(stmt, value)
+        values = self._values(names)
+        text = values.text(value)
+        count = self._count(target)
+        step = "x" if len(stmt.axes) == 2 else "2 * x"  # of a row value, element 2 h stands for half h
+        head = f"TILE_UNROLL for (int y = 0; y < {count}; y++) {{ const int x = {step.replace('x', 'y')};"
+        index = "x" if len(stmt.axes) == 2 else "y"
+        return [head, *("  " + line for line in (*positions, *values.lines)), f"  {target.name}[{index}] = {text};", "}"]
+
+    def _positions(self, stmt: Parallel, value: Expr) -> tuple[dict[Expr, str], list[str]]:
+        """Row and column of element x; where the value reads memory, clipped to what exists."""
+        reads = any(isinstance(load.source, Tensor) for load in loads(value))
+        used = set(variables(value))
+        where = ("own_row + (x >> 1 & 1) * 8", "own_column + (x >> 2) * 8 + (x & 1)")
+        names: dict[Expr, str] = {}
+        lines: list[str] = []
+        for var, place in zip(stmt.axes, where, strict=False):
+            if var not in used:
+                continue
+            text = place
+            if reads:
+                for limit in self._limits(var):
+                    text = f"min({text}, {self._values().text(limit - 1)})"
+            lines.append(f"const int {var.name} = {text};")
+            names[var] = var.name
+        return names, lines
+
+    def _limits(self, var: Var) -> tuple[Expr, ...]:
+        graph = self.roles.graph
+        own = graph.classes[var]
+        limits = [bound.limit for bound in graph.bounds if graph.classes[bound.axis] == own]
+        known = [limit for limit in limits if all(free in self.names for free in variables(limit))]
+        if not known:
+            raise CudaError(f"{var.name} indexes memory with nothing to say how far it goes")
+        return tuple(dict.fromkeys(known))
+
+    # ---- stores ----
+
+    def _direct_store(self, stmt: Parallel, store: Store) -> None:
+        place = store.target
+        assert isinstance(place, Place)
+        names, positions = self._positions(stmt, store.value)
+        where = ("own_row + (x >> 1 & 1) * 8", "own_column + (x >> 2) * 8 + (x & 1)")
+        free = {var: f"{var.name}_at" for var in stmt.axes}
+        values, places = self._values(names), self._values({**free})
+        text = values.text(store.value)
+        index = tuple(
+            substitute(position, dict(zip(place.axes, store.index, strict=True))) for position in place.index
+        )
+        guards = [
+            f"{places.text(position)} < {places.text(extent)}"
+            for position, extent in zip(store.index, place.shape, strict=True)
+            if set(stmt.axes) & set(variables(position))
+        ]
+        count = self._elements(stmt)
+        step = 1 if len(stmt.axes) == 2 else 2
+        self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x += {step}) {{")
+        at = [f"const int {free[var]} = {text_at};" for var, text_at in zip(stmt.axes, where, strict=False)]
+        write = f"{place.tensor.name}[{places.offset(place.tensor, index)}] = {stored(place.dtype, text)};"
+        own = "" if len(stmt.axes) == 2 else " && lane % 4 == 0"
+        body = [*at, *positions, *values.lines, *places.lines, f"if ({' && '.join(guards)}{own}) {write}"]
+        self.lines += [*("  " + line for line in body), "}"]
+
+    def _elements(self, stmt: Parallel) -> int:
+        if len(stmt.axes) == 1:
+            return 4
+        extent = extent_of_axis(stmt, 1)
+        assert isinstance(extent, Const)
+        return int(extent.value) // 2
+
+    def _staged_store(self, stmt: Parallel) -> None:
+        """Fragments through swizzled shared memory, 64 columns per tensor copy, which clips them."""
+        self._check_indices(stmt, stmt.body[0])
+        found = stored_rectangle(stmt)
+        assert found is not None
+        place, (row_dim, column_dim), origin = found
+        assert place.dtype in HALVES or place.dtype is DType.I16
+        chunks = self._elements(stmt) * 2 // CHUNK
+        together = STAGING_CHUNKS if chunks % STAGING_CHUNKS == 0 else 1
+        value = stmt.body[0].value
+        names, positions = self._positions(stmt, value)
+        values = self._values(names)
+        text = values.text(_unrounded(value, place.dtype))
+        number = self.plan.staged_stores.index(stmt)
+        base = f"staging + warpgroup * {self.plan.staging_bytes}"
+        starts = [self._values().text(start) for start in origin]
+        starts[row_dim] += " + group_row"
+        starts[column_dim] += f" + (first_chunk + chunk) * {CHUNK}"
+        pairs = ", ".join(f"pair_{place.dtype}(v[{2 * i}], v[{2 * i + 1}])" for i in range(4))
+        self.lines += [
+            f"TILE_UNROLL for (int first_chunk = 0; first_chunk < {chunks}; first_chunk += {together}) {{",
+            "  if (thread == 0) stores_read();",
+            f"  named_sync({STORE} + warpgroup, {WARPGROUP});",
+            f"  TILE_UNROLL for (int part = 0; part < {4 * together}; part++) {{  // 16 columns each",
+            "    float v[8];",
+            "    TILE_UNROLL for (int y = 0; y < 8; y++) {",
+            "      const int x = first_chunk * 32 + part * 8 + y;",
+            *("      " + line for line in (*positions, *values.lines)),
+            f"      v[y] = {text};",
+            "    }",
+            f"    const u32 row = {base} + part / 4 * {GROUP_ROWS * 128} + (warp * 16 + lane % 16) * 128;",
+            f"    store_matrices(row + ((part % 4 * 2 + lane / 16 ^ lane % 8) << 4), {pairs});",
+            "  }",
+            "  show_to_copies();",
+            f"  named_sync({STORE} + warpgroup, {WARPGROUP});",
+            "  if (thread == 0) {",
+            f"    for (int chunk = 0; chunk < {together}; chunk++)",
+            f"      store_tile(&map_out{number}, {base} + chunk * {GROUP_ROWS * 128}, {', '.join(reversed(starts))});",
+            "    stores_commit();",
+            "  }",
+            "}",
+        ]
+
+
+def _unrounded(value: Expr, dtype: DType) -> Expr:
+    """`value` before the rounding that the store does itself."""
+    if getattr(value, "name", "") == "cast" and value.dtype is dtype:
+        inner = value.args[0]  # type: ignore[union-attr]
+        return inner if inner.dtype is DType.F32 else value
+    return value
+
+
+def _used(expressions: Iterator[Expr]) -> set[Var]:
+    return {var for expr in expressions for var in variables(expr)}

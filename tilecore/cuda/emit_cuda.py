@@ -1,0 +1,194 @@
+"""Kernel plans as CUDA C++: parameters, a shared-memory layout, the tile order, and one body per role.
+
+Comes in: a `KernelPlan`. Goes out: text that needs `tile_sm90.cuh` and nothing else, the same bytes for the same plan.
+"""
+
+from collections.abc import Iterator
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Load, Var, variables
+from tilecore.cuda.consumer import Consumer
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.kernel import ALIGNMENT, WARPGROUP, KernelPlan, Ring
+from tilecore.cuda.products import product_functions
+from tilecore.cuda.roles import CHUNK, Staged
+from tilecore.cuda.values import STORAGE, Values
+
+GROUP_TILES = 8  # rows of tiles per sweep of columns
+SECTION = 8  # heads whose longest tiles go first together
+
+
+def emit_cuda(plan: KernelPlan, name: str) -> str:
+    """The kernel as text, with entry point `name`."""
+    program = plan.program
+    names: dict[Expr, str] = {symbol: symbol.name for symbol in plan.symbols}
+    lines = ["// " + line for line in describe(plan)]
+    lines += ['#include "tile_sm90.cuh"', "", *product_functions(plan), ""]
+    lines.append(f'extern "C" __global__ void __launch_bounds__({plan.threads}, 1)')
+    lines.append(f"{name}({', '.join(_parameters(plan))}) {{")
+    lines += _indented([*_layout(plan), *_barriers(plan), *_tiles(plan, names)])
+    names |= {axis: axis.name for axis in program.grid}
+    lines += _indented(["if (warpgroup == consumers) {  // producer", *_indented(_producer(plan, names)), "} else {"])
+    lines += _indented(_indented(Consumer(plan, names, _walk(plan, names)).body()))
+    lines += ["  }", "}", ""]
+    return "\n".join(lines)
+
+
+def describe(plan: KernelPlan) -> list[str]:
+    """What was decided, in words."""
+    roles = plan.roles
+    lines = [
+        f"{plan.program.name}: {roles.consumers} consumer warpgroups, {plan.producer_threads} producer threads, "
+        f"{plan.shared_bytes} bytes of shared memory, {'persistent' if plan.persistent else 'one tile a block'}"
+    ]
+    for ring in plan.rings:
+        for tile in ring.tiles:
+            side = "columns" if tile.contiguous == 1 else "rows"
+            shape = " x ".join(map(str, tile.buffer.shape))
+            lines.append(f"{tile.buffer.name}: {shape} {tile.buffer.dtype}, {ring.slots} slots, contiguous {side}")
+    lines += [f"{name}: {words} registers" for name, words in {**roles.fragments, **roles.packed}.items()]
+    return lines
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return ["  " + line if line else line for line in lines]
+
+
+def _parameters(plan: KernelPlan) -> Iterator[str]:
+    written = {tensor for tensor in plan.program.outputs}
+    yield from (f"const __grid_constant__ TensorMap {one.name}" for one in plan.maps)
+    for tensor in plan.pointers:
+        constant = "" if tensor in written else "const "
+        yield f"{constant}{STORAGE[tensor.dtype]}* __restrict__ {tensor.name}"
+    yield from (f"int {symbol.name}" for symbol in plan.symbols)
+
+
+def _layout(plan: KernelPlan) -> list[str]:
+    consumers = plan.roles.consumers
+    lines = [
+        "extern __shared__ u8 shared[];",
+        f"constexpr int consumers = {consumers};",
+        f"const u32 base = (shared_address(shared) + {ALIGNMENT - 1}) & ~{ALIGNMENT - 1}u;",
+    ]
+    offset = 0
+    for ring in plan.rings:
+        for tile in ring.tiles:
+            lines.append(f"const u32 tile_{tile.buffer.name} = base + {offset};  // + {tile.bytes} per slot")
+            offset += tile.bytes * ring.slots
+    if plan.staging_bytes:
+        lines.append(f"const u32 staging = base + {offset};  // + {plan.staging_bytes} per warpgroup")
+        offset += plan.staging_bytes * consumers
+    for ring in plan.rings:
+        lines.append(f"const u32 full_{ring.name} = base + {offset}, empty_{ring.name} = full_{ring.name} + "
+                     f"{8 * ring.slots};")  # fmt: skip
+        offset += 16 * ring.slots
+    lines.append(f"const int warpgroup = threadIdx.x / {WARPGROUP};")
+    return lines
+
+
+def _barriers(plan: KernelPlan) -> list[str]:
+    lines = ["if (threadIdx.x == 0) {"]
+    for ring in plan.rings:
+        lines.append(f"  for (int i = 0; i < {ring.slots}; i++) {{")
+        lines.append(f"    barrier_init(full_{ring.name} + 8 * i, 1);")
+        lines.append(f"    barrier_init(empty_{ring.name} + 8 * i, consumers);")
+        lines.append("  }")
+    return [*lines, "}", "barriers_ready();"]
+
+
+def _tiles(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
+    values = Values(names, _no_element)
+    grid = plan.program.grid
+    if not 1 <= len(grid) <= 3:
+        raise CudaError(f"{plan.program.name} has {len(grid)} grid axes; CUDA kernels have 1 to 3")
+    lines = [f"const int count_{axis.name} = {values.text(_extent(axis))};" for axis in grid]
+    lines.append(f"const int tiles = {' * '.join(f'count_{axis.name}' for axis in grid)};")
+    return lines
+
+
+def _extent(axis: Var) -> Expr:
+    assert axis.extent is not None
+    return axis.extent
+
+
+def _walk(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
+    """The head of the loop over tiles: which tile is it?"""
+    grid = [axis.name for axis in plan.program.grid]
+    lines = ["for (int t = blockIdx.x; t < tiles; t += gridDim.x) {"]
+    first, others = grid[0], grid[1:]
+    if not others:
+        return [*lines, f"  const int {first} = t;"]
+    if plan.grouped:
+        low, high = grid[0], grid[1]
+        lines.append(f"  int {low}, {high};")
+        area = f"(count_{low} * count_{high})"
+        if grid[2:]:
+            lines.append(f"  const int {grid[2]} = t / {area};")
+        inside = f"t % {area}" if grid[2:] else "t"
+        lines.append(f"  grouped_tile({inside}, count_{low}, count_{high}, {GROUP_TILES}, {low}, {high});")
+        return lines
+    lines.append(f"  int {first}, head;")
+    if plan.persistent:
+        lines.append(f"  {first} = t % count_{first}, head = t / count_{first};")
+    else:
+        heads = " * ".join(f"count_{name}" for name in others)
+        lines.append(f"  longest_tile(t, count_{first}, {heads}, {SECTION}, {first}, head);")
+    lines.append(f"  const int {others[0]} = head % count_{others[0]};")
+    if others[1:]:
+        lines.append(f"  const int {others[1]} = head / count_{others[0]};")
+    return lines
+
+
+def _producer(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
+    lines: list[str] = []
+    if plan.role_registers[1]:
+        lines.append(f"registers_lower<{plan.role_registers[1]}>();")
+    lines.append(f"if (threadIdx.x == consumers * {WARPGROUP}) {{")
+    inner = ["int slot = 0;", "u32 phase = 1, once = 1;", *_walk(plan, names)]
+    before = [line for ring in plan.rings if ring.copies[0] in plan.program.body
+              for line in _fetch(ring, names, "0", "once")]  # fmt: skip
+    inner += _indented(before)
+    loop = plan.loop
+    names = names | {loop.var: loop.var.name}
+    values = Values(names, _no_element)
+    body = [line for ring in plan.rings if ring.copies[0] in loop.body for line in _fetch(ring, names, "slot", "phase")]
+    stages = max(ring.slots for ring in plan.rings)
+    inner += _indented(
+        [
+            f"const int last = {values.text(_extent(loop.var))};",
+            "#pragma unroll 1",
+            f"for (int {loop.var.name} = {values.text(loop.start)}; {loop.var.name} < last; {loop.var.name}++) {{",
+            *_indented(body),
+            f"  if (++slot == {stages}) slot = 0, phase ^= 1;",
+            "}",
+            "once ^= 1;",
+        ]
+    )
+    return [*lines, *_indented([*inner, "}"]), "}"]
+
+
+def _fetch(ring: Ring, names: dict[Expr, str], slot: str, phase: str) -> list[str]:
+    lines = [
+        f"barrier_wait(empty_{ring.name} + 8 * {slot}, {phase});",
+        f"barrier_expect(full_{ring.name} + 8 * {slot}, {ring.bytes});",
+    ]
+    for tile in ring.tiles:
+        lines += _copies(ring, tile, names, slot)
+    return lines
+
+
+def _copies(ring: Ring, tile: Staged, names: dict[Expr, str], slot: str) -> Iterator[str]:
+    values = Values(names, _no_element)
+    for chunk in range(tile.chunks):
+        origin = [values.text(start) for start in tile.origin]
+        if chunk:
+            origin[tile.dims[tile.contiguous]] += f" + {chunk * CHUNK}"
+        target = f"tile_{tile.buffer.name} + {slot} * {tile.bytes} + {chunk * tile.chunk_rows * 128}"
+        at = ", ".join(reversed(origin))
+        yield f"load_tile({target}, &map_{tile.buffer.name}, full_{ring.name} + 8 * {slot}, {at});"
+
+
+def _no_element(load: Load) -> str | None:
+    if load.dtype is DType.I64 or not variables(load):
+        return None
+    raise CudaError(f"{load} is read outside a parallel loop; CUDA kernels read elements in parallel loops only")

@@ -1,0 +1,289 @@
+"""The role-structured program between tiles and text: barrier rings, shared memory, tensor maps, parameters, threads.
+
+Comes in: roles of buffers and a number of stages. Goes out: a `KernelPlan`, checked against the card: everything that
+does not fit is refused here, with what was found, and never by the compiler.
+"""
+
+from dataclasses import dataclass
+
+from tilecore.contract.expr import Expr, Load, Op, Sym, const, loads, symbols, variables
+from tilecore.contract.spec import Place, Tensor, View
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.profile import GpuProfile
+from tilecore.cuda.roles import CHUNK, GROUP_ROWS, MAX_RANK, Roles, Staged, extents, number, stored_rectangle
+from tilecore.cuda.values import STORAGE
+from tilecore.ir import Buffer, Copy, For, Gemm, Parallel, Program, Stmt, Store, statements
+
+STAGING_CHUNKS = 2  # 64-column chunks that a warpgroup stages for one store
+ALIGNMENT = 1024  # of swizzled tiles
+WARPGROUP = 128
+ROLE_REGISTERS = {1: (0, 0), 2: (240, 24), 3: (160, 32)}  # consumers: registers of a consumer and a producer thread
+PLAIN_REGISTERS = 140  # tile registers that fit beside a producer of one warp, which takes no share of the others'
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Tiles that arrive together: a barrier pair per slot. Inside the loop there are `stages` slots, before it one."""
+
+    name: str
+    tiles: tuple[Staged, ...]
+    slots: int
+    copies: tuple[Copy, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one slot."""
+        return sum(tile.bytes for tile in self.tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class MapPlan:
+    """A tensor map: of which tensor, the box in elements per dim."""
+
+    name: str
+    tensor: Tensor
+    box: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """All that the printer needs."""
+
+    roles: Roles
+    profile: GpuProfile
+    rings: tuple[Ring, ...]
+    maps: tuple[MapPlan, ...]
+    staged_stores: tuple[Parallel, ...]  # stores that go through shared memory by tensor copies
+    pointers: tuple[Tensor, ...]
+    symbols: tuple[Sym, ...]
+    loop: For
+    producer_threads: int
+    role_registers: tuple[int, int]  # 0: as the compiler gives them
+    persistent: bool
+    grouped: bool
+    turns: bool  # warpgroups take turns at issuing products
+
+    @property
+    def program(self) -> Program:
+        """The tile program."""
+        return self.roles.program
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.roles.consumers * WARPGROUP + self.producer_threads
+
+    @property
+    def staging_bytes(self) -> int:
+        """Shared memory of one warpgroup's staged stores."""
+        return STAGING_CHUNKS * GROUP_ROWS * 128 if self.staged_stores else 0
+
+    @property
+    def barriers(self) -> int:
+        """Barriers of all rings."""
+        return sum(2 * ring.slots for ring in self.rings)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        tiles = sum(ring.bytes * ring.slots for ring in self.rings)
+        return ALIGNMENT + tiles + self.roles.consumers * self.staging_bytes + 8 * self.barriers
+
+
+def plan_kernel(roles: Roles, profile: GpuProfile, *, stages: int) -> KernelPlan:
+    """The plan for `stages` slots per ring. CudaError where the card has no room or the program another structure."""
+    program = roles.program
+    loops = [stmt for stmt in program.body if isinstance(stmt, For)]
+    if len(loops) != 1 or any(isinstance(stmt, For) for stmt in statements(loops[0].body)):
+        raise CudaError(f"{program.name} has {len(loops)} loops over tiles; CUDA kernels have one, not nested")
+    rings = _rings(roles, loops[0], stages)
+    stores = tuple(stmt for stmt in statements(program.body) if isinstance(stmt, Parallel) and _stageable(stmt, roles))
+    consumers = roles.consumers
+    products = [stmt for stmt in loops[0].body if isinstance(stmt, Gemm)]
+    in_loop = [stmt for stmt in loops[0].body if not isinstance(stmt, Gemm | Copy)]
+    wide = roles.registers > PLAIN_REGISTERS or bool(in_loop) or _computes(program)
+    own = ROLE_REGISTERS[consumers] if wide else (0, 0)
+    plan = KernelPlan(
+        roles,
+        profile,
+        rings,
+        _maps(rings, stores),
+        stores,
+        _pointers(program, stores),
+        _symbols(program),
+        loops[0],
+        WARPGROUP if wide else 32,
+        own,
+        persistent=not variables(loops[0].start) and not _bound_by_grid(loops[0], program),
+        grouped=_grouped(rings, program),
+        turns=consumers > 1 and len(products) > 1 and bool(in_loop),
+    )
+    _check(plan, products)
+    return plan
+
+
+def _rings(roles: Roles, loop: For, stages: int) -> tuple[Ring, ...]:
+    """Runs of tensor copies with nothing between them."""
+    rings: list[Ring] = []
+    for body, slots in ((roles.program.body, 1), (loop.body, stages)):
+        run: list[Copy] = []
+        for stmt in (*body, None):
+            if isinstance(stmt, Copy) and isinstance(stmt.src.source, View):
+                run.append(stmt)
+            elif run:
+                tiles = tuple(roles.staged[copy.dst.source.name] for copy in run)
+                rings.append(Ring("_".join(tile.buffer.name for tile in tiles), tiles, slots, tuple(run)))
+                run = []
+    return tuple(rings)
+
+
+def _stageable(stmt: Parallel, roles: Roles) -> bool:
+    """Whether tensor copies can store it: a rectangle of 16-bit elements that they clip exactly."""
+    found = stored_rectangle(stmt)
+    if found is None:
+        return False
+    place, (row_dim, column_dim), _ = found
+    tensor = place.tensor
+    shape = tensor.shape
+    if column_dim != len(shape) - 1 or not 2 <= len(shape) <= MAX_RANK or tensor.dtype.row.bytes != 2:
+        return False
+    inner = shape[-1]
+    columns = number(extent_of_axis(stmt, 1), "a width")
+    if columns % CHUNK or inner.dtype is None or (inner % 8) != const(0):
+        return False
+    blocks = (roles.block_rows, columns)
+    for axis, dim in enumerate((row_dim, column_dim)):
+        whole = any(place.index[dim] == var and shape[dim] == var.extent for var in place.axes)
+        limit = _logical_extent(stmt, place, axis)
+        if not whole and (limit is None or (limit % blocks[axis]) != const(0)):
+            return False
+    return True
+
+
+def extent_of_axis(stmt: Parallel, axis: int) -> Expr:
+    """The extent of a parallel axis."""
+    extent = stmt.axes[axis].extent
+    assert extent is not None
+    return extent
+
+
+def _logical_extent(stmt: Parallel, place: Place, axis: int) -> Expr | None:
+    for var, position in zip(place.axes, stmt.body[0].index, strict=True):
+        if stmt.axes[axis] in variables(position):
+            return var.extent
+    return None
+
+
+def _maps(rings: tuple[Ring, ...], stores: tuple[Parallel, ...]) -> tuple[MapPlan, ...]:
+    maps = [
+        MapPlan(f"map_{tile.buffer.name}", tile.tensor, _box(len(tile.tensor.shape), tile.dims[1 - tile.contiguous],
+                                                             tile.chunk_rows))
+        for ring in rings for tile in ring.tiles
+    ]  # fmt: skip
+    for position, stmt in enumerate(stores):
+        found = stored_rectangle(stmt)
+        assert found is not None
+        place, (row_dim, _), _ = found
+        maps.append(MapPlan(f"map_out{position}", place.tensor, _box(len(place.tensor.shape), row_dim, GROUP_ROWS)))
+    return tuple(maps)
+
+
+def _box(rank: int, other: int, rows: int) -> tuple[int, ...]:
+    return tuple(CHUNK if dim == rank - 1 else rows if dim == other else 1 for dim in range(rank))
+
+
+def _expressions(stmt: Stmt) -> tuple[Expr, ...]:
+    match stmt:
+        case Parallel():
+            return tuple(expr for store in stmt.body for expr in _stored_expressions(store))
+        case Store():
+            return _stored_expressions(stmt)
+        case For():
+            assert stmt.var.extent is not None
+            return stmt.start, stmt.var.extent
+        case Copy():
+            return (*stmt.src.origin, *stmt.dst.origin)
+        case _:
+            return ()
+
+
+def _stored_expressions(store: Store) -> tuple[Expr, ...]:
+    own = store.target.index if isinstance(store.target, Place) else ()
+    return (store.value, *store.index, *own)
+
+
+def _computes(program: Program) -> bool:
+    """Whether values are computed from products, beyond rounding them."""
+    values = [store.value for stmt in program.body if isinstance(stmt, Parallel) for store in stmt.body]
+    return any(_beyond_cast(value) for value in values)
+
+
+def _beyond_cast(value: Expr) -> bool:
+    while isinstance(value, Op) and value.name == "cast":
+        value = value.args[0]
+    return not isinstance(value, Load)
+
+
+def _pointers(program: Program, stores: tuple[Parallel, ...]) -> tuple[Tensor, ...]:
+    """Tensors that are read or written element by element."""
+    found: dict[Tensor, None] = {}
+    for stmt in statements(program.body):
+        for expr in _expressions(stmt):
+            for load in loads(expr):
+                if isinstance(load.source, Tensor):
+                    found.setdefault(load.source)
+        if isinstance(stmt, Parallel) and stmt not in stores:
+            for store in stmt.body:
+                if isinstance(store.target, Place):
+                    found.setdefault(store.target.tensor)
+    for tensor in found:
+        if tensor.dtype not in STORAGE:
+            raise CudaError(f"{tensor.name} is {tensor.dtype}; CUDA kernels read {', '.join(map(str, STORAGE))}")
+    return tuple(found)
+
+
+def _symbols(program: Program) -> tuple[Sym, ...]:
+    dims = {symbol for tensor in (*program.inputs, *program.outputs) for dim in tensor.shape for symbol in symbols(dim)}
+    return tuple(sorted(dims, key=lambda symbol: symbol.name))
+
+
+def _bound_by_grid(loop: For, program: Program) -> bool:
+    assert loop.var.extent is not None
+    return bool(set(program.grid) & set(variables(loop.var.extent)))
+
+
+def _grouped(rings: tuple[Ring, ...], program: Program) -> bool:
+    """Whether tiles of the first two grid axes share operands in both directions, as those of a matrix product do."""
+    if len(program.grid) < 2:
+        return False
+    used = [
+        {axis for axis in program.grid[:2] for start in tile.origin if axis in variables(start)}
+        for ring in rings for tile in ring.tiles
+    ]  # fmt: skip
+    return {program.grid[0]} in used and {program.grid[1]} in used
+
+
+def _check(plan: KernelPlan, products: list[Gemm]) -> None:
+    if not products:
+        raise CudaError(f"the loop of {plan.program.name} has no product")
+    if plan.shared_bytes > plan.profile.shared_bytes:
+        parts = [
+            f"{tile.buffer.name}: {tile.bytes} bytes x {ring.slots}" for ring in plan.rings for tile in ring.tiles
+        ]
+        parts.append(f"staged stores: {plan.staging_bytes} bytes x {plan.roles.consumers}")
+        raise CudaError(
+            f"{plan.shared_bytes} bytes of shared memory, where {plan.profile.name} has {plan.profile.shared_bytes}: "
+            f"{'; '.join(parts)}; take fewer stages or smaller tiles"
+        )
+    consumer, producer = plan.role_registers
+    pool = plan.profile.registers // plan.threads // 8 * 8 * plan.threads
+    asked = (consumer * plan.roles.consumers + producer) * WARPGROUP
+    if asked > pool:
+        raise CudaError(f"{asked} registers for the roles of {plan.threads} threads, which start with {pool}")
+    limit = consumer or (168 if plan.roles.consumers == 2 else 232)
+    if plan.roles.registers + 26 > limit:
+        names = ", ".join(f"{name}: {words}" for name, words in {**plan.roles.fragments, **plan.roles.packed}.items())
+        raise CudaError(f"{plan.roles.registers} registers of tiles ({names}) in threads that have {limit}")
+
+
+__all__ = ["Buffer", "KernelPlan", "MapPlan", "Ring", "extents", "plan_kernel"]

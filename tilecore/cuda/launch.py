@@ -1,0 +1,116 @@
+"""Launching a built kernel on arrays in device memory, on the caller's stream.
+
+Invariant: no allocation, copy or synchronisation, so a launch may be captured in a CUDA graph. Tensor maps are kept by
+the arrays' addresses, shapes and strides.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+from tilecore.contract.evaluate import Evaluator
+from tilecore.contract.expr import Const, Expr, Sym
+from tilecore.contract.spec import Tensor
+from tilecore.cuda import driver
+from tilecore.cuda.array import DeviceArray, device_array
+from tilecore.cuda.compile import CudaKernel
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.kernel import MapPlan
+
+PITCH = 16  # bytes that every pitch and address of a tensor copy is a multiple of
+
+
+class Launcher:
+    """A kernel loaded in the current context. Call it with arrays by tensor name."""
+
+    def __init__(self, kernel: CudaKernel) -> None:
+        self.kernel = kernel
+        self.plan = kernel.plan
+        self.tensors = (*self.plan.program.inputs, *self.plan.program.outputs)
+        self.functions: dict[int, ctypes.c_void_p] = {}
+        self.maps: dict[Any, Any] = {}
+        self.processors: dict[int, int] = {}
+
+    def __call__(self, arrays: Mapping[str, Any], *, stream: int = 0) -> None:
+        """Run on `arrays`, outputs included, in order on `stream` (a CUstream's address; 0 is the default stream).
+
+        CudaError for a missing array, another dtype, shapes that do not fit together, or rows that are not aligned.
+        """
+        found = {tensor.name: self._array(tensor, arrays) for tensor in self.tensors}
+        sizes = self._sizes(found)
+        tiles = self._tiles(sizes)
+        if tiles == 0:
+            return
+        device = next(iter(found.values())).device
+        context = driver.ensure_context(device)
+        if context not in self.functions:
+            image = self.kernel.cubin.image
+            self.functions[context] = driver.load_function(image, self.kernel.name, self.plan.shared_bytes)
+            self.processors[context] = driver.processors(device)
+        blocks = min(tiles, self.processors[context]) if self.plan.persistent else tiles
+        values = self._arguments(found, sizes)
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        driver.call(
+            "cuLaunchKernel", self.functions[context], blocks, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes,
+            ctypes.c_void_p(stream), pointers, None,
+        )  # fmt: skip
+
+    def _array(self, tensor: Tensor, arrays: Mapping[str, Any]) -> DeviceArray:
+        if tensor.name not in arrays:
+            raise CudaError(f"no array for {tensor}; the kernel takes {', '.join(map(str, self.tensors))}")
+        array = device_array(arrays[tensor.name], tensor.name)
+        if array.dtype is not tensor.dtype or len(array.shape) != len(tensor.shape):
+            raise CudaError(f"{tensor.name} is {array.dtype}{list(array.shape)}; the kernel takes {tensor}")
+        if tensor in self.plan.pointers and not array.dense:
+            raise CudaError(f"{tensor.name} has strides {array.strides}; the kernel reads it dense and row-major")
+        return array
+
+    def _sizes(self, found: Mapping[str, DeviceArray]) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for tensor in self.plan.program.inputs:
+            for dim, extent in zip(tensor.shape, found[tensor.name].shape, strict=True):
+                if isinstance(dim, Sym) and sizes.setdefault(dim.name, extent) != extent:
+                    raise CudaError(f"{tensor.name} has {dim} = {extent}, where another input has {sizes[dim.name]}")
+        for tensor in self.tensors:
+            expected = tuple(_value(dim, sizes) for dim in tensor.shape)
+            if expected != found[tensor.name].shape:
+                raise CudaError(f"{tensor.name} is {list(found[tensor.name].shape)}, expected {list(expected)}")
+        if any(extent >= 2**31 for array in found.values() for extent in array.shape):
+            raise CudaError("an extent of 2^31 or more: kernels count positions in 32 bits")
+        return sizes
+
+    def _tiles(self, sizes: Mapping[str, int]) -> int:
+        tiles = 1
+        for axis in self.plan.program.grid:
+            assert axis.extent is not None
+            tiles *= _value(axis.extent, sizes)
+        if tiles >= 2**31:
+            raise CudaError(f"{tiles} tiles: kernels count them in 32 bits")
+        return tiles
+
+    def _arguments(self, found: Mapping[str, DeviceArray], sizes: Mapping[str, int]) -> list[Any]:
+        values: list[Any] = [self._map(plan, found[plan.tensor.name]) for plan in self.plan.maps]
+        values += [ctypes.c_void_p(found[tensor.name].address) for tensor in self.plan.pointers]
+        return values + [ctypes.c_int(sizes[symbol.name]) for symbol in self.plan.symbols]
+
+    def _map(self, plan: MapPlan, array: DeviceArray) -> Any:
+        key = (plan, array)
+        if key not in self.maps:
+            size = array.dtype.row.bytes
+            pitches = tuple(stride * size for stride in array.strides[:-1])
+            for dim, pitch in enumerate(pitches):
+                if array.shape[dim] > 1 and pitch % PITCH:
+                    raise CudaError(
+                        f"{plan.tensor.name} has a pitch of {pitch} bytes along dim {dim}: tensor copies need multiples "
+                        f"of {PITCH}; pad its rows to a multiple of {PITCH // size} elements and pass the narrowed view"
+                    )
+            if array.strides[-1] != 1 or array.address % PITCH:
+                raise CudaError(f"{plan.tensor.name} must be contiguous along its last dim and {PITCH}-byte aligned")
+            # a dim of one element may have any stride; the driver still wants an aligned one
+            aligned = tuple(-(-pitch // PITCH) * PITCH for pitch in pitches)
+            self.maps[key] = driver.new_map(array.address, array.dtype, array.shape, aligned, plan.box)
+        return self.maps[key]
+
+
+def _value(expr: Expr, sizes: Mapping[str, int]) -> int:
+    return int(expr.value) if isinstance(expr, Const) else int(Evaluator({}, sizes)(expr))

@@ -1,0 +1,247 @@
+"""Tile inference for Hopper: what each buffer of a tile program becomes, by propagation on the tile graph.
+
+Comes in: a concrete program. Goes out: `Roles`. Products demand first: their operands lie in swizzled shared memory
+and come by tensor copies, their results are fragments of one warpgroup's 64 rows. Axis classes carry that along edges:
+a tile over the rows and columns of a product is a fragment of the same shape, a vector over its rows two registers per
+thread, a fragment that a product multiplies by is packed in registers. What no rule reaches is a conflict, by name.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Var, const, substitute
+from tilecore.contract.spec import Place, Tensor, View
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.values import HALVES
+from tilecore.graph import TileGraph, build_graph, depth_axes, gemm_axes, split_affine, tile_axes
+from tilecore.ir import Buffer, Copy, Fill, For, Gemm, Parallel, Program, Reduce, Stmt, Tile, statements
+
+GROUP_ROWS = 64  # rows of a product that one warpgroup has
+CHUNK = 64  # elements of the contiguous axis that 128 bytes hold
+MAX_BOX = 256  # elements of a tensor copy along any axis
+MAX_RANK = 5  # of a tensor map
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A tile in shared memory that tensor copies bring: [chunks of `contiguous`][rows of the other axis][64]."""
+
+    buffer: Buffer
+    tensor: Tensor
+    contiguous: int  # axis of the tile that is contiguous in memory
+    dims: tuple[int, int]  # dim of the tensor that each axis of the tile walks
+    origin: tuple[Expr, ...]  # of the tile, per dim of the tensor
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of 128 bytes in one chunk."""
+        return extents(self.buffer)[1 - self.contiguous]
+
+    @property
+    def chunks(self) -> int:
+        """Tensor copies that bring the tile."""
+        return extents(self.buffer)[self.contiguous] // CHUNK
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tile."""
+        return self.chunks * self.chunk_rows * 128
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What inference decided, by buffer name; `consumers` warpgroups share the `block_rows` rows of a tile."""
+
+    program: Program
+    graph: TileGraph
+    staged: Mapping[str, Staged]
+    fragments: Mapping[str, int]  # floats of a thread: columns / 2
+    packed: Mapping[str, int]  # register operands: words of a thread, columns / 4
+    statistics: tuple[str, ...]
+    consumers: int
+    rows_class: int
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a tile."""
+        return self.consumers * GROUP_ROWS
+
+    @property
+    def registers(self) -> int:
+        """Registers of a consumer thread that tiles take."""
+        return sum(self.fragments.values()) + sum(self.packed.values()) + 2 * len(self.statistics)
+
+
+def infer_roles(program: Program) -> Roles:
+    """The roles of a concrete program's buffers. CudaError where one has none."""
+    graph = build_graph(program)
+    gemms = [stmt for stmt in statements(program.body) if isinstance(stmt, Gemm)]
+    if not gemms:
+        raise CudaError(f"{program.name} has no product: CUDA kernels are made of tile programs with T.gemm yet")
+    rows = {graph.classes[axis] for gemm in gemms for axis in gemm_axes(gemm)[0]}
+    if len(rows) != 1:
+        raise CudaError(f"the products of {program.name} walk {len(rows)} different row axes; one is needed")
+    rows_class = rows.pop()
+    block_rows = extents(gemms[0].c)[0]
+    if block_rows % GROUP_ROWS or not 1 <= block_rows // GROUP_ROWS <= 3:
+        raise CudaError(f"tiles of {block_rows} rows: 64, 128 or 192 are what warpgroups can share")
+    fills = {copy.dst.source.name: copy for copy in _loads(program)}
+    staged: dict[str, Staged] = {}
+    fragments: dict[str, int] = {}
+    packed: dict[str, int] = {}
+    statistics: list[str] = []
+    left = {gemm.a.name for gemm in gemms}
+    for buffer in program.buffers:
+        shape = extents(buffer)
+        on_rows = graph.classes[buffer.name, 0] == rows_class
+        if buffer.name in fills:
+            staged[buffer.name] = _staged(buffer, fills[buffer.name])
+        elif buffer.name in left and on_rows:
+            packed[buffer.name] = _checked(buffer, shape[1] // 4)
+        elif len(shape) == 2 and on_rows and buffer.dtype is DType.F32:
+            fragments[buffer.name] = _checked(buffer, shape[1] // 2)
+        elif len(shape) == 1 and on_rows and buffer.dtype is DType.F32:
+            statistics.append(buffer.name)
+        else:
+            raise CudaError(f"buffer {buffer.name} ({buffer.dtype}{list(shape)}) is no operand, product or row value")
+    for gemm in gemms:
+        _check_product(gemm, staged, fragments, packed)
+    return Roles(
+        program, graph, staged, fragments, packed, tuple(statistics), block_rows // GROUP_ROWS, rows_class
+    )  # fmt: skip
+
+
+def extents(buffer: Buffer) -> tuple[int, ...]:
+    """The shape of a concrete buffer."""
+    return tuple(number(dim, f"an extent of {buffer.name}") for dim in buffer.shape)
+
+
+def number(expr: Expr, what: str) -> int:
+    """The value of a constant. CudaError when it is none."""
+    if not isinstance(expr, Const):
+        raise CudaError(f"{what} is {expr}, which is not known when the kernel is built")
+    return int(expr.value)
+
+
+def _loads(program: Program) -> Iterator[Copy]:
+    for stmt in statements(program.body):
+        if isinstance(stmt, Copy) and isinstance(stmt.src.source, View) and isinstance(stmt.dst.source, Buffer):
+            yield stmt
+
+
+def _checked(buffer: Buffer, words: int) -> int:
+    columns = extents(buffer)[1]
+    if columns % 16 or not 16 <= columns <= 256:
+        raise CudaError(f"buffer {buffer.name} has {columns} columns: fragments have 16 to 256, in steps of 16")
+    return words
+
+
+def _staged(buffer: Buffer, copy: Copy) -> Staged:
+    view = copy.src.source
+    assert isinstance(view, View)
+    if buffer.dtype not in HALVES or not isinstance(view.value, Load) or not isinstance(view.value.source, Tensor):
+        raise CudaError(
+            f"operand {view.name} is {view.value}: tensor copies bring f16 or bf16 tensors as they are; compute such "
+            "a prologue in a kernel of its own"
+        )
+    tensor = view.value.source
+    if tensor.dtype is not buffer.dtype:
+        raise CudaError(f"operand {view.name} is {tensor.dtype} but its tile {buffer.dtype}; a tensor copy cannot cast")
+    if not 2 <= len(tensor.shape) <= MAX_RANK:
+        raise CudaError(f"{tensor.name} has {len(tensor.shape)} dims; tensor copies read 2 to {MAX_RANK}")
+    steps = (Var("step_0"), Var("step_1"))
+    moved: dict[Expr, Expr] = {axis: start for axis, start in zip(view.axes, copy.src.origin, strict=True)}
+    axes: dict[int, int] = {}
+    for outer, inner in tile_axes(copy.src, copy.dst):
+        moved[view.axes[outer]] = copy.src.origin[outer] + steps[inner]
+        axes[inner] = outer
+    dims: dict[int, int] = {}
+    origin: list[Expr] = []
+    for dim, position in enumerate(view.value.index):
+        rest = substitute(position, moved)
+        for inner, step in enumerate(steps):
+            coefficient, other = split_affine(rest, step)
+            if other is None or coefficient not in (const(0), const(1)):
+                raise CudaError(f"dim {dim} of {tensor.name} is read at {position}: tensor copies take whole runs")
+            if coefficient == const(1):
+                if inner in dims:
+                    raise CudaError(f"{tensor.name} is read along a diagonal: one dim per axis of {view.name}")
+                dims[inner] = dim
+                _check_clip(view, axes[inner], dim, buffer, inner)
+            rest = other
+        origin.append(rest)
+    if set(dims) != {0, 1} or dims[0] == dims[1]:
+        raise CudaError(f"{view.name} is no rectangle of {tensor.name}: each axis of a tile walks a dim of its own")
+    inner_axis = next((inner for inner, dim in dims.items() if dim == len(tensor.shape) - 1), None)
+    if inner_axis is None:
+        raise CudaError(f"no axis of {view.name} is the last of {tensor.name}: tensor copies need one to be contiguous")
+    shape = extents(buffer)
+    if shape[inner_axis] % CHUNK or shape[1 - inner_axis] > MAX_BOX or shape[1 - inner_axis] % 8:
+        raise CudaError(
+            f"tile {buffer.name} is {shape[0]} x {shape[1]}: along its contiguous axis it needs a multiple of {CHUNK} "
+            f"elements, along the other a multiple of 8 up to {MAX_BOX}"
+        )
+    return Staged(buffer, tensor, inner_axis, (dims[0], dims[1]), tuple(origin))
+
+
+def _check_clip(view: View, axis: int, dim: int, buffer: Buffer, inner: int) -> None:
+    """Beyond the view a tile must read zeros: either it ends where the tensor does, or tiles divide it."""
+    assert isinstance(view.value, Load)
+    extent, block = view.shape[axis], extents(buffer)[inner]
+    if view.value.index[dim] == view.axes[axis] and view.value.source.shape[dim] == extent:
+        return
+    if not isinstance(extent, Const) or int(extent.value) % block:
+        raise CudaError(
+            f"axis {axis} of {view.name} ({extent} elements) is a part of dim {dim} of {view.value.source.name} and not "
+            f"a multiple of the tile's {block}: its last tile would read what stands behind it"
+        )
+
+
+def _check_product(gemm: Gemm, staged: Mapping[str, Staged], fragments: Mapping[str, int],
+                   packed: Mapping[str, int]) -> None:  # fmt: skip
+    if gemm.c.name not in fragments:
+        raise CudaError(f"the product in {gemm.c.name} is {gemm.c.dtype}; warpgroups sum in f32")
+    if gemm.b.name not in staged:
+        raise CudaError(f"the right operand {gemm.b.name} is computed in the kernel; a tensor copy must bring it")
+    if gemm.a.name not in staged and gemm.a.name not in packed:
+        raise CudaError(f"the left operand {gemm.a.name} is neither copied from memory nor a fragment")
+    if gemm.a.dtype is not gemm.b.dtype:
+        raise CudaError(f"{gemm.a.name} is {gemm.a.dtype} and {gemm.b.name} is {gemm.b.dtype}; products take one type")
+    depth = depth_axes(gemm)[0]
+    if extents(gemm.a)[depth[1]] % 16:
+        raise CudaError(f"the depth of {gemm.a.name} is {extents(gemm.a)[depth[1]]}; products go 16 deep")
+    right = staged[gemm.b.name]
+    if right.contiguous != depth_axes(gemm)[1][1] and extents(gemm.c)[1] % CHUNK:
+        raise CudaError(f"{gemm.b.name} is contiguous along columns, which must then be a multiple of {CHUNK}")
+
+
+def stored_rectangle(stmt: Parallel) -> tuple[Place, tuple[int, int], tuple[Expr, ...]] | None:
+    """(place, tensor dims of rows and columns, origin) where the statement stores one plain rectangle of a tensor."""
+    if len(stmt.body) != 1 or len(stmt.axes) != 2 or not isinstance(stmt.body[0].target, Place):
+        return None
+    place = stmt.body[0].target
+    moved = dict[Expr, Expr](zip(place.axes, stmt.body[0].index, strict=True))
+    dims: dict[int, int] = {}
+    origin: list[Expr] = []
+    for dim, position in enumerate(place.index):
+        rest = substitute(position, moved)
+        for inner, var in enumerate(stmt.axes):
+            coefficient, other = split_affine(rest, var)
+            if other is None or coefficient not in (const(0), const(1)):
+                return None
+            if coefficient == const(1):
+                if inner in dims:
+                    return None
+                dims[inner] = dim
+            rest = other
+        origin.append(rest)
+    if set(dims) != {0, 1} or dims[0] == dims[1]:
+        return None
+    return place, (dims[0], dims[1]), tuple(origin)
+
+
+__all__ = [
+    "CHUNK", "GROUP_ROWS", "MAX_RANK", "Copy", "Fill", "For", "Gemm", "Parallel", "Reduce", "Roles", "Staged", "Stmt",
+    "Tile", "extents", "infer_roles", "number", "stored_rectangle",
+]  # fmt: skip

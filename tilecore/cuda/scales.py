@@ -1,0 +1,135 @@
+"""Factors of scores, kept out of the scores: a tile s = raw · c stays raw, and every reader multiplies by c.
+
+A maximum of s is c times one of raw (c > 0), and an exponential of (s − m) takes the factor into the multiply-add that
+it needs anyway, so the factor costs nothing. Comes in: a program. Goes out: the same mathematics; rounding differs by
+the last bits of a score. Where a tile is used in any other way than elementwise or in a maximum, it stays as it is.
+"""
+
+import math
+from dataclasses import replace
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Op, apply, binary, const, loads, rewrite
+from tilecore.contract.spec import Place
+from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, statements
+
+
+def keep_scale(program: Program) -> Program:
+    """`program` with the first positive factor of a tile of scores moved to its readers."""
+    for stmt in statements(program.body):
+        if isinstance(stmt, Parallel) and len(stmt.body) == 1:
+            store = stmt.body[0]
+            factor = _factor(store.value) if isinstance(store.target, Buffer) and len(stmt.axes) == 2 else None
+            if factor is not None:
+                moved = _move(program, stmt, factor)
+                if moved is not None:
+                    return moved
+    return program
+
+
+def _factor(value: Expr) -> float | None:
+    """c > 0 where `value` is x · c, with −inf where masks say so."""
+    match value:
+        case Op(name="select", args=(_, yes, no)):
+            found = {_factor(side) for side in (yes, no) if side != const(-math.inf, DType.F32)}
+            return found.pop() if len(found) == 1 else None
+        case Op(name="mul", args=(Load(source=Buffer()), Const(value=c))) if 0 < c < math.inf:
+            return float(c)
+        case Op(name="mul", args=(Const(value=c), Load(source=Buffer()))) if 0 < c < math.inf:
+            return float(c)
+        case _:
+            return None
+
+
+def _without(value: Expr) -> Expr:
+    match value:
+        case Op(name="select", args=(condition, yes, no)):
+            return apply("select", condition, _without(yes), _without(no))
+        case Op(name="mul", args=(first, second)):
+            return second if isinstance(first, Const) else first
+        case _:
+            return value
+
+
+def _move(program: Program, at: Parallel, factor: float) -> Program | None:
+    scaled = at.body[0].target
+    assert isinstance(scaled, Buffer)
+    tops = {stmt.dst for stmt in statements(program.body) if isinstance(stmt, Reduce) and stmt.src == scaled
+            and stmt.kind in ("max", "fmax")}  # fmt: skip
+    units = {scaled, *tops}
+    copies = {stmt.dst.source for stmt in statements(program.body) if isinstance(stmt, Copy)
+              and stmt.src.source in tops and isinstance(stmt.dst.source, Buffer)}  # fmt: skip
+    if not all(_keeps(stmt, at, scaled, tops, copies) for stmt in statements(program.body)):
+        return None
+    return replace(program, body=_block(program.body, _Move(at, scaled, units, copies, factor)))
+
+
+def _keeps(stmt: Stmt, at: Parallel, scaled: Buffer, tops: set[Buffer], copies: set[Buffer]) -> bool:
+    """Whether a statement leaves units as the rewrite assumes them."""
+    match stmt:
+        case Gemm():
+            return stmt.a != scaled and stmt.b != scaled and not ({stmt.a, stmt.b, stmt.c} & tops)
+        case Fill():
+            return stmt.dst not in tops
+        case Reduce():
+            return stmt.dst not in tops or (stmt.src == scaled and stmt.kind in ("max", "fmax"))
+        case Copy():
+            return stmt.dst.source not in tops
+        case Parallel() if stmt is not at:
+            return all(
+                store.target not in tops or store.value == const(-math.inf, DType.F32) for store in stmt.body
+            ) and (len(stmt.body) == 1 or not any(store.target in copies | {scaled} for store in stmt.body))
+        case Store():
+            return stmt.target not in tops
+        case _:
+            return True
+
+
+class _Move:
+    """What a walk over the program carries: the tiles that hold values over the factor at this point."""
+
+    def __init__(self, at: Parallel, scaled: Buffer, units: set[Buffer], copies: set[Buffer], factor: float) -> None:
+        self.at, self.scaled, self.copies, self.factor = at, scaled, copies, factor
+        self.now: set[Buffer] = units - {scaled}
+
+    def times(self, node: Expr) -> Expr | None:
+        """A load of such a tile, times the factor."""
+        if isinstance(node, Load) and node.source in self.now:
+            return binary("mul", node, const(self.factor, DType.F32))
+        return None
+
+
+def _block(body: tuple[Stmt, ...], move: _Move) -> tuple[Stmt, ...]:
+    return tuple(_statement(stmt, move) for stmt in body)
+
+
+def _statement(stmt: Stmt, move: _Move) -> Stmt:
+    match stmt:
+        case For():
+            return replace(stmt, body=_block(stmt.body, move))
+        case If():
+            return replace(stmt, then=_block(stmt.then, move), otherwise=_block(stmt.otherwise, move))
+        case Copy():
+            if stmt.dst.source in move.copies and isinstance(stmt.dst.source, Buffer):
+                move.now.add(stmt.dst.source) if stmt.src.source in move.now else move.now.discard(stmt.dst.source)
+            return stmt
+        case Gemm() if stmt.c == move.scaled:
+            move.now.discard(stmt.c)
+            return stmt
+        case Parallel() if stmt is move.at:
+            store = stmt.body[0]
+            move.now.discard(move.scaled)
+            value = _without(store.value)
+            move.now.add(move.scaled)
+            return replace(stmt, body=(replace(store, value=value),))
+        case Parallel():
+            stores = tuple(replace(store, value=rewrite(store.value, move.times)) for store in stmt.body)
+            for store in stmt.body:
+                if store.target in move.copies or store.target == move.scaled:
+                    move.now.discard(store.target)
+            return replace(stmt, body=stores)
+        case _:
+            return stmt
+
+
+__all__ = ["Place", "keep_scale", "loads"]

@@ -1,0 +1,188 @@
+"""Expressions as CUDA C++: scalar programs over fragment elements, indices and tensors in device memory.
+
+Comes in: an `Expr` and what its variables and loads are called. Goes out: text, with shared parts in local variables.
+Halves are held as float and rounded after every operation that gives one; indices are 32-bit, offsets 64-bit.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads
+from tilecore.contract.spec import Tensor
+from tilecore.cuda.errors import CudaError
+
+STORAGE = {
+    DType.F32: "float", DType.F16: "u16", DType.BF16: "u16", DType.I64: "i64", DType.I32: "int", DType.I8: "signed char",
+    DType.U8: "u8", DType.BOOL: "u8",
+}  # fmt: skip
+HALVES = (DType.F16, DType.BF16)
+INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+         "and": "&&", "or": "||"}  # fmt: skip
+FLOAT_CALLS = {
+    "exp": "tile_exp", "exp2": "tile_exp2", "sigmoid": "tile_sigmoid", "tanh": "tile_tanh", "max": "tile_max",
+    "min": "tile_min", "sign": "tile_sign", "abs": "fabsf", "floor": "floorf", "ceil": "ceilf", "round": "rintf",
+    "sqrt": "sqrtf", "rsqrt": "rsqrtf", "log": "logf", "log2": "log2f", "sin": "sinf", "cos": "cosf", "erf": "erff",
+    "pow": "powf",
+}  # fmt: skip
+INTEGER_CALLS = {"max": "max", "min": "min", "abs": "abs", "floordiv": "tile_floordiv", "mod": "tile_mod"}
+Names = Mapping[Expr, str]
+
+
+class Values:
+    """Writes expressions; `lines` collects the local variables that the text handed out leans on."""
+
+    def __init__(self, names: Names, element: Callable[[Load], str | None], prefix: str = "t") -> None:
+        self.names = names
+        self.element = element
+        self.prefix = prefix
+        self.lines: list[str] = []
+        self.known: dict[Expr, str] = {}
+
+    def text(self, expr: Expr, *, guarded: bool = False) -> str:
+        """`expr` as text. A `guarded` part may be out of bounds and is evaluated in place only."""
+        if expr in self.names:
+            return self.names[expr]
+        if expr in self.known:
+            return self.known[expr]
+        match expr:
+            case Const():
+                return literal(expr)
+            case Sym() | Var():
+                raise CudaError(f"{expr.name} has no value here: it is bound by no grid, loop or parallel axis")
+            case Load():
+                written = self._load(expr, guarded)
+            case Op():
+                written = self._op(expr, guarded)
+        if guarded or expr.dtype is DType.I64:
+            return written
+        name = f"{self.prefix}{len(self.known)}"
+        self.lines.append(f"const {held(expr.dtype)} {name} = {written};")
+        self.known[expr] = name
+        return name
+
+    def _load(self, load: Load, guarded: bool) -> str:
+        own = self.element(load)
+        if own is not None:
+            return own
+        if not isinstance(load.source, Tensor):
+            raise CudaError(f"{load.source.name} is read element by element; copy it to a tile first")
+        return read(load.source, self.offset(load.source, load.index, guarded=guarded))
+
+    def offset(self, tensor: Tensor, index: tuple[Expr, ...], *, guarded: bool = False) -> str:
+        """The position of an element in a dense tensor."""
+        total = "(i64)0"
+        for position, extent in zip(index, tensor.shape, strict=True):
+            place = self.text(position, guarded=guarded)
+            if total == "(i64)0":
+                total = f"(i64)({place})"
+            else:
+                total = f"({total} * ({self.text(extent)}) + ({place}))"
+        return total
+
+    def _op(self, op: Op, guarded: bool) -> str:
+        if op.name == "select":
+            return self._select(op, guarded)
+        if op.name == "exp2" and op.dtype is DType.F32:
+            fused = self._scaled_difference(op.args[0], guarded)
+            if fused is not None:
+                return f"tile_exp2({fused})"
+        args = [self.text(arg, guarded=guarded) for arg in op.args]
+        text = _operation(op, args)
+        return rounded(op.dtype, text) if op.dtype in HALVES else text
+
+    def _select(self, op: Op, guarded: bool) -> str:
+        sides = [self.text(arg, guarded=guarded or any(_memory(load) for load in loads(arg))) for arg in op.args[1:]]
+        return f"({self.text(op.args[0], guarded=guarded)} ? {sides[0]} : {sides[1]})"
+
+    def _scaled_difference(self, expr: Expr, guarded: bool) -> str | None:
+        """(x · u − r) · c in one multiply-add, r · c being the same for a whole row."""
+        match expr:
+            case Op(name="mul", args=(Op(name="sub", args=(x, r)), Const(value=c))):
+                factor = c
+                if isinstance(x, Op) and x.name == "mul" and isinstance(x.args[1], Const):
+                    x, factor = x.args[0], c * x.args[1].value
+                row = f"{self.text(r, guarded=guarded)} * {literal(const(c, DType.F32))}"
+                return f"fmaf({self.text(x, guarded=guarded)}, {literal(const(factor, DType.F32))}, -({row}))"
+            case _:
+                return None
+
+
+def _memory(load: Load) -> bool:
+    return isinstance(load.source, Tensor)
+
+
+def _operation(op: Op, args: list[str]) -> str:
+    source = op.args[0].dtype
+    if op.name == "cast":
+        return _cast(source, op.dtype, args[0])
+    if op.name == "isnan":
+        return f"({args[0]} != {args[0]})"
+    if op.name == "isinf":
+        return f"(fabsf({args[0]}) == TILE_INF)"
+    if op.name == "not":
+        return f"(!{args[0]})"
+    if op.name == "neg":
+        return f"(-{args[0]})"
+    if op.name == "div" and op.dtype.is_float:
+        return f"({args[0]} / {args[1]})"
+    if op.name in INFIX:
+        return f"({args[0]} {INFIX[op.name]} {args[1]})"
+    calls = FLOAT_CALLS if op.dtype.is_float else INTEGER_CALLS
+    if op.name not in calls:
+        raise CudaError(f"{op.name} of {source} has no CUDA form yet")
+    return f"{calls[op.name]}({', '.join(args)})"
+
+
+def _cast(source: DType, target: DType, text: str) -> str:
+    if target is DType.BOOL:
+        return f"({text} != 0)"
+    if target in HALVES:
+        return text if source is target else f"(float)({text})"
+    if source.is_float and target in (DType.I8, DType.U8, DType.I16):
+        raise CudaError(f"a cast of {source} to {target} has no CUDA form yet")
+    return f"({held(target)})({text})"
+
+
+def held(dtype: DType) -> str:
+    """The type of a local variable for a value of `dtype`."""
+    if dtype.is_float:
+        if dtype is DType.F64:
+            raise CudaError("f64 has no CUDA form: cast to f32")
+        return "float"
+    return "bool" if dtype is DType.BOOL else "int"
+
+
+def rounded(dtype: DType, text: str) -> str:
+    """A float as the nearest value of a half type."""
+    label = str(dtype)
+    return f"from_{label}(to_{label}({text}))"
+
+
+def read(tensor: Tensor, offset: str) -> str:
+    """The element of a tensor at an offset, as it is held."""
+    if tensor.dtype not in STORAGE:
+        raise CudaError(f"{tensor.name} is {tensor.dtype}, which CUDA kernels do not read")
+    text = f"{tensor.name}[{offset}]"
+    if tensor.dtype in HALVES:
+        return f"from_{tensor.dtype}({text})"
+    return f"(int)({text})" if tensor.dtype is DType.I64 else f"({text} != 0)" if tensor.dtype is DType.BOOL else text
+
+
+def stored(dtype: DType, text: str) -> str:
+    """A held value as it is stored."""
+    return f"to_{dtype}({text})" if dtype in HALVES else text
+
+
+def literal(value: Const) -> str:
+    """A constant."""
+    if value.dtype is DType.BOOL:
+        return "true" if value.value else "false"
+    if not value.dtype.is_float:
+        return f"{value.value}" if abs(value.value) < 2**31 else f"{value.value}ll"
+    number = float(value.value)
+    if math.isnan(number):
+        return "TILE_NAN"
+    if math.isinf(number):
+        return "TILE_INF" if number > 0 else "(-TILE_INF)"
+    return f"{number!r}f" if number >= 0 else f"({number!r}f)"
