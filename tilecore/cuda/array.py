@@ -16,7 +16,7 @@ TYPES = {
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device", ctypes.c_int32),
         ("rank", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),

@@ -1,6 +1,6 @@
 """From a region's spec to a CUDA kernel: the compiler's path, one call per arrow.
 
-    spec ─ canonical ─ kernel_for ─ trace ─ keep_scale ─ infer_roles ─ plan_kernel ─ emit_cuda ─ build_cubin ─► CudaKernel
+spec ─ kernel_for ─ trace ─ keep_scale ─ infer_roles ─ plan_kernel ─ emit_cuda ─ build_cubin ─► CudaKernel
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan, plan_kernel
 from tilecore.cuda.nvrtc import Cubin, build_cubin
 from tilecore.cuda.profile import H100, GpuProfile
-from tilecore.cuda.recommend import choices
+from tilecore.cuda.recommend import Choice, choices
 from tilecore.cuda.roles import infer_roles
 from tilecore.cuda.scales import keep_scale
 from tilecore.library import kernel_for
@@ -45,31 +45,40 @@ class CudaKernel:
     why: str
 
 
-def generate(spec: Spec, *, label: str, profile: GpuProfile = H100, config: Mapping[str, int] | None = None,
-             stages: int | None = None) -> CudaSource:  # fmt: skip
-    """CUDA C++ for `spec`; `config` and `stages` overrule recommendation. CudaError lists why each candidate failed."""
-    check(spec)
-    function, operands = kernel_for(spec)
+def compile_cuda(
+    spec: Spec, *, label: str, cache_directory: Path, profile: GpuProfile = H100,
+    config: Mapping[str, int] | None = None, stages: int | None = None,
+) -> CudaKernel:  # fmt: skip
+    """The best candidate that fits and builds. CudaError lists why each one failed."""
     refused: list[str] = []
-    for choice in choices(spec, profile):
-        if config is not None:
-            choice = replace(choice, config=dict(config), why="given")
-        if stages is not None:
-            choice = replace(choice, stages=stages)
-        program = keep_scale(trace(function, inputs=spec.inputs, operands=operands, extents=choice.config))
-        verify(program)
+    for choice in candidates(spec, profile, config=config, stages=stages):
         try:
-            plan = plan_kernel(infer_roles(program), profile, stages=choice.stages)
-            text = emit_cuda(plan, PLACEHOLDER)
+            return build(generate(spec, choice, label=label, profile=profile), cache_directory)
         except CudaError as error:
             refused.append(f"{dict(choice.config)}, {choice.stages} stages: {error}")
-            if config is not None:
-                break
-            continue
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        name = f"{label}_{digest}"
-        return CudaSource(name, plan, text.replace(PLACEHOLDER, name), choice.why)
-    raise CudaError("\n".join(dict.fromkeys(refused)))
+    raise CudaError("\n".join(refused))
+
+
+def candidates(
+    spec: Spec, profile: GpuProfile, *, config: Mapping[str, int] | None = None, stages: int | None = None
+) -> tuple[Choice, ...]:
+    """What recommendation says, best first; `config` and `stages` overrule it."""
+    found = tuple(choices(spec, profile))
+    if config is not None:
+        found = (Choice(dict(config), found[0].stages, "given"),)
+    return found if stages is None else tuple(replace(choice, stages=stages) for choice in found)
+
+
+def generate(spec: Spec, choice: Choice, *, label: str, profile: GpuProfile = H100) -> CudaSource:
+    """CUDA C++ for `spec` with the extents of `choice`. CudaError where the card has no room or no form for it."""
+    check(spec)
+    function, operands = kernel_for(spec)
+    program = keep_scale(trace(function, inputs=spec.inputs, operands=operands, extents=choice.config))
+    verify(program)
+    plan = plan_kernel(infer_roles(program), profile, stages=choice.stages)
+    text = emit_cuda(plan, PLACEHOLDER)
+    name = f"{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return CudaSource(name, plan, text.replace(PLACEHOLDER, name), choice.why)
 
 
 def build(source: CudaSource, cache_directory: Path) -> CudaKernel:

@@ -5,8 +5,6 @@ flight into the next iteration, so that the next products follow it without a ga
 last product that reads it is done.
 """
 
-from collections.abc import Iterator
-
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, substitute, variables
 from tilecore.contract.spec import Place, Tensor
@@ -60,9 +58,6 @@ class Consumer:
         for stmt in self.plan.program.body:
             self._statement(stmt)
         self._drain()
-        for ring in self.plan.rings:
-            if ring.copies[0] in self.plan.program.body:
-                self._release(ring, "0")
         self.lines.append("once ^= 1;")
         outer += ["  " + line for line in self.lines]
         outer.append("}")
@@ -134,6 +129,10 @@ class Consumer:
         if carries is not None:
             self.lines += ["products_wait<0>();", f"pin({carries.c.name});"]
             self._release_of([carries], "before", "last > first")
+        in_loop = [stmt for stmt in loop.body if isinstance(stmt, Gemm)]
+        for ring in self.plan.rings:  # the next tile's operands arrive while this one's results are stored
+            if ring.copies[0] in self.plan.program.body and any(self.last_use[ring.name] is one for one in in_loop):
+                self._release(ring, "0")
 
     def _turn(self) -> None:
         self.lines.append(f"named_sync({TURN} + warpgroup, {2 * WARPGROUP});")
@@ -147,8 +146,7 @@ class Consumer:
         if self.plan.turns and gemm is products[-1]:
             self._turn()
         product = product_of(gemm, self.roles)
-        a_depth, b_depth = depth_axes(gemm)
-        depth = extents(gemm.a)[a_depth[1]]
+        depth = extents(gemm.a)[depth_axes(gemm)[0][1]]
         if gemm.a.name in self.roles.packed:
             left = f"{gemm.a.name} + 4 * x"
             self.lines.append(f"pin({gemm.a.name});")
@@ -165,7 +163,6 @@ class Consumer:
             f"  {product.name}({gemm.c.name}, {left}, {right}, {'x != 0' if gemm.clear else '1'});",
             "products_commit();",
         ]
-        del b_depth
         self.flying.append(gemm)
         if self.plan.turns and gemm is products[0]:
             self._pass()
@@ -278,7 +275,8 @@ class Consumer:
             accesses.append((store.target, store.index))
         for buffer, index in accesses:
             if index != stmt.axes[: len(index)] or self.roles.graph.classes[stmt.axes[0]] != self.roles.rows_class:
-                raise CudaError(f"{buffer.name} is indexed by {', '.join(map(str, index))}: fragments by their own axes")
+                found = ", ".join(map(str, index))
+                raise CudaError(f"{buffer.name} is indexed by {found}: fragments by their own axes")
 
     def _elementwise(self, stmt: Parallel, store: Store) -> None:
         assert isinstance(store.target, Buffer)
@@ -311,7 +309,8 @@ class Consumer:
         step = "x" if len(stmt.axes) == 2 else "2 * x"  # of a row value, element 2 h stands for half h
         head = f"TILE_UNROLL for (int y = 0; y < {count}; y++) {{ const int x = {step.replace('x', 'y')};"
         index = "x" if len(stmt.axes) == 2 else "y"
-        return [head, *("  " + line for line in (*positions, *values.lines)), f"  {target.name}[{index}] = {text};", "}"]
+        body = (*positions, *values.lines, f"{target.name}[{index}] = {text};")
+        return [head, *("  " + line for line in body), "}"]
 
     def _positions(self, stmt: Parallel, value: Expr) -> tuple[dict[Expr, str], list[str]]:
         """Row and column of element x; where the value reads memory, clipped to what exists."""
@@ -350,9 +349,7 @@ class Consumer:
         free = {var: f"{var.name}_at" for var in stmt.axes}
         values, places = self._values(names), self._values({**free})
         text = values.text(store.value)
-        index = tuple(
-            substitute(position, dict(zip(place.axes, store.index, strict=True))) for position in place.index
-        )
+        index = tuple(substitute(position, dict(zip(place.axes, store.index, strict=True))) for position in place.index)
         guards = [
             f"{places.text(position)} < {places.text(extent)}"
             for position, extent in zip(store.index, place.shape, strict=True)
@@ -424,7 +421,3 @@ def _unrounded(value: Expr, dtype: DType) -> Expr:
         inner = value.args[0]  # type: ignore[union-attr]
         return inner if inner.dtype is DType.F32 else value
     return value
-
-
-def _used(expressions: Iterator[Expr]) -> set[Var]:
-    return {var for expr in expressions for var in variables(expr)}

@@ -15,7 +15,7 @@ MAX_DYNAMIC_SHARED, PROCESSORS = 8, 16  # a function's and a device's attribute
 class TensorMap(ctypes.Structure):
     """The bytes of a CUtensorMap; allocate with `new_map`, which aligns it."""
 
-    _fields_ = [("words", ctypes.c_uint64 * 16)]  # noqa: RUF012
+    _fields_ = [("words", ctypes.c_uint64 * 16)]
 
 
 @cache

@@ -55,7 +55,7 @@ def _indented(lines: list[str]) -> list[str]:
 
 
 def _parameters(plan: KernelPlan) -> Iterator[str]:
-    written = {tensor for tensor in plan.program.outputs}
+    written = set(plan.program.outputs)
     yield from (f"const __grid_constant__ TensorMap {one.name}" for one in plan.maps)
     for tensor in plan.pointers:
         constant = "" if tensor in written else "const "

@@ -10,15 +10,15 @@ from tilecore.contract.expr import Expr, Load, Op, Sym, const, loads, symbols, v
 from tilecore.contract.spec import Place, Tensor, View
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.profile import GpuProfile
-from tilecore.cuda.roles import CHUNK, GROUP_ROWS, MAX_RANK, Roles, Staged, extents, number, stored_rectangle
+from tilecore.cuda.roles import CHUNK, GROUP_ROWS, MAX_RANK, Roles, Staged, number, stored_rectangle
 from tilecore.cuda.values import STORAGE
-from tilecore.ir import Buffer, Copy, For, Gemm, Parallel, Program, Stmt, Store, statements
+from tilecore.ir import Copy, For, Gemm, Parallel, Program, Stmt, Store, statements
 
 STAGING_CHUNKS = 2  # 64-column chunks that a warpgroup stages for one store
 ALIGNMENT = 1024  # of swizzled tiles
 WARPGROUP = 128
 ROLE_REGISTERS = {1: (0, 0), 2: (240, 24), 3: (160, 32)}  # consumers: registers of a consumer and a producer thread
-PLAIN_REGISTERS = 140  # tile registers that fit beside a producer of one warp, which takes no share of the others'
+PLAIN_REGISTERS = 140  # tile registers that fit beside a producer of one warp
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _stageable(stmt: Parallel, roles: Roles) -> bool:
         return False
     inner = shape[-1]
     columns = number(extent_of_axis(stmt, 1), "a width")
-    if columns % CHUNK or inner.dtype is None or (inner % 8) != const(0):
+    if columns % CHUNK or (inner % 8) != const(0):
         return False
     blocks = (roles.block_rows, columns)
     for axis, dim in enumerate((row_dim, column_dim)):
@@ -264,12 +264,13 @@ def _grouped(rings: tuple[Ring, ...], program: Program) -> bool:
 
 
 def _check(plan: KernelPlan, products: list[Gemm]) -> None:
+    everywhere = [stmt for stmt in statements(plan.program.body) if isinstance(stmt, Gemm)]
+    if len(everywhere) != len(products):
+        raise CudaError(f"{plan.program.name} has products outside its loop; CUDA kernels have them in the loop")
     if not products:
         raise CudaError(f"the loop of {plan.program.name} has no product")
     if plan.shared_bytes > plan.profile.shared_bytes:
-        parts = [
-            f"{tile.buffer.name}: {tile.bytes} bytes x {ring.slots}" for ring in plan.rings for tile in ring.tiles
-        ]
+        parts = [f"{tile.buffer.name}: {tile.bytes} bytes x {ring.slots}" for ring in plan.rings for tile in ring.tiles]
         parts.append(f"staged stores: {plan.staging_bytes} bytes x {plan.roles.consumers}")
         raise CudaError(
             f"{plan.shared_bytes} bytes of shared memory, where {plan.profile.name} has {plan.profile.shared_bytes}: "
@@ -284,6 +285,3 @@ def _check(plan: KernelPlan, products: list[Gemm]) -> None:
     if plan.roles.registers + 26 > limit:
         names = ", ".join(f"{name}: {words}" for name, words in {**plan.roles.fragments, **plan.roles.packed}.items())
         raise CudaError(f"{plan.roles.registers} registers of tiles ({names}) in threads that have {limit}")
-
-
-__all__ = ["Buffer", "KernelPlan", "MapPlan", "Ring", "extents", "plan_kernel"]

@@ -101,8 +101,9 @@ class Launcher:
             for dim, pitch in enumerate(pitches):
                 if array.shape[dim] > 1 and pitch % PITCH:
                     raise CudaError(
-                        f"{plan.tensor.name} has a pitch of {pitch} bytes along dim {dim}: tensor copies need multiples "
-                        f"of {PITCH}; pad its rows to a multiple of {PITCH // size} elements and pass the narrowed view"
+                        f"{plan.tensor.name} has a pitch of {pitch} bytes along dim {dim}: tensor copies need "
+                        f"multiples of {PITCH}; pad its rows to a multiple of {PITCH // size} elements and "
+                        "pass the narrowed view"
                     )
             if array.strides[-1] != 1 or array.address % PITCH:
                 raise CudaError(f"{plan.tensor.name} must be contiguous along its last dim and {PITCH}-byte aligned")

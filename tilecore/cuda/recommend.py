@@ -15,6 +15,7 @@ NOMINAL = 4096  # of an extent that is known at run time only
 DEPTH = 64  # of one step: 128 bytes, one swizzled chunk
 PRODUCT_TILES = ((128, 256), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
 MAX_STAGES, BARRIERS = 8, 1024
+SHORT = 1024  # queries
 # head dim: (warpgroups, keys of a tile), best first; longer rows of scores where fewer warpgroups share the registers
 ATTENTION_TILES = {64: ((3, 128), (2, 128), (2, 64)), 128: ((2, 128), (2, 96), (2, 64))}
 
@@ -69,6 +70,9 @@ def _attention(spec: AttentionSpec) -> Iterator[Choice]:
     width = max(_size(spec.q.shape[3]), _size(spec.v.shape[3]))
     if width not in ATTENTION_TILES:
         raise CudaError(f"heads of {width} elements: CUDA attention has 64 and 128")
-    for groups, keys in ATTENTION_TILES[width]:
+    tiles = ATTENTION_TILES[width]
+    if _size(spec.q.shape[2]) <= SHORT:
+        tiles = tuple(sorted(tiles, key=lambda tile: tile[0] > 2))  # 192 rows are too coarse there
+    for groups, keys in tiles:
         config = {"block_m": 64 * groups, "block_n": keys}
         yield Choice(config, 2, f"{groups} warpgroups of 64 queries, {keys} keys a step")

@@ -15,7 +15,7 @@ from tilecore.contract.spec import Place, Tensor, View
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.values import HALVES
 from tilecore.graph import TileGraph, build_graph, depth_axes, gemm_axes, split_affine, tile_axes
-from tilecore.ir import Buffer, Copy, Fill, For, Gemm, Parallel, Program, Reduce, Stmt, Tile, statements
+from tilecore.ir import Buffer, Copy, Gemm, Parallel, Program, statements
 
 GROUP_ROWS = 64  # rows of a product that one warpgroup has
 CHUNK = 64  # elements of the contiguous axis that 128 bytes hold
@@ -151,7 +151,7 @@ def _staged(buffer: Buffer, copy: Copy) -> Staged:
     if not 2 <= len(tensor.shape) <= MAX_RANK:
         raise CudaError(f"{tensor.name} has {len(tensor.shape)} dims; tensor copies read 2 to {MAX_RANK}")
     steps = (Var("step_0"), Var("step_1"))
-    moved: dict[Expr, Expr] = {axis: start for axis, start in zip(view.axes, copy.src.origin, strict=True)}
+    moved: dict[Expr, Expr] = dict(zip(view.axes, copy.src.origin, strict=True))
     axes: dict[int, int] = {}
     for outer, inner in tile_axes(copy.src, copy.dst):
         moved[view.axes[outer]] = copy.src.origin[outer] + steps[inner]
@@ -193,8 +193,8 @@ def _check_clip(view: View, axis: int, dim: int, buffer: Buffer, inner: int) -> 
         return
     if not isinstance(extent, Const) or int(extent.value) % block:
         raise CudaError(
-            f"axis {axis} of {view.name} ({extent} elements) is a part of dim {dim} of {view.value.source.name} and not "
-            f"a multiple of the tile's {block}: its last tile would read what stands behind it"
+            f"axis {axis} of {view.name} ({extent} elements) is a part of dim {dim} of {view.value.source.name} and "
+            f"not a multiple of the tile's {block}: its last tile would read what stands behind it"
         )
 
 
@@ -239,9 +239,3 @@ def stored_rectangle(stmt: Parallel) -> tuple[Place, tuple[int, int], tuple[Expr
     if set(dims) != {0, 1} or dims[0] == dims[1]:
         return None
     return place, (dims[0], dims[1]), tuple(origin)
-
-
-__all__ = [
-    "CHUNK", "GROUP_ROWS", "MAX_RANK", "Copy", "Fill", "For", "Gemm", "Parallel", "Reduce", "Roles", "Staged", "Stmt",
-    "Tile", "extents", "infer_roles", "number", "stored_rectangle",
-]  # fmt: skip

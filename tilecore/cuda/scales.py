@@ -9,8 +9,7 @@ import math
 from dataclasses import replace
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, apply, binary, const, loads, rewrite
-from tilecore.contract.spec import Place
+from tilecore.contract.expr import Const, Expr, Load, Op, apply, binary, const, rewrite
 from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, statements
 
 
@@ -57,16 +56,20 @@ def _move(program: Program, at: Parallel, factor: float) -> Program | None:
     tops = {stmt.dst for stmt in statements(program.body) if isinstance(stmt, Reduce) and stmt.src == scaled
             and stmt.kind in ("max", "fmax")}  # fmt: skip
     units = {scaled, *tops}
-    copies = {stmt.dst.source for stmt in statements(program.body) if isinstance(stmt, Copy)
+    copies: set[object] = {stmt.dst.source for stmt in statements(program.body) if isinstance(stmt, Copy)
               and stmt.src.source in tops and isinstance(stmt.dst.source, Buffer)}  # fmt: skip
-    if not all(_keeps(stmt, at, scaled, tops, copies) for stmt in statements(program.body)):
+    if not all(_keeps(stmt, at, scaled, tops) for stmt in statements(program.body)):
         return None
-    return replace(program, body=_block(program.body, _Move(at, scaled, units, copies, factor)))
+    move = _Move(at, scaled, units, copies, factor)
+    body = _block(program.body, move)
+    return replace(program, body=body) if move.settled else None
 
 
-def _keeps(stmt: Stmt, at: Parallel, scaled: Buffer, tops: set[Buffer], copies: set[Buffer]) -> bool:
+def _keeps(stmt: Stmt, at: Parallel, scaled: Buffer, tops: set[Buffer]) -> bool:
     """Whether a statement leaves units as the rewrite assumes them."""
     match stmt:
+        case If():
+            return False  # what holds after it would depend on the side taken
         case Gemm():
             return stmt.a != scaled and stmt.b != scaled and not ({stmt.a, stmt.b, stmt.c} & tops)
         case Fill():
@@ -76,11 +79,8 @@ def _keeps(stmt: Stmt, at: Parallel, scaled: Buffer, tops: set[Buffer], copies: 
         case Copy():
             return stmt.dst.source not in tops
         case Parallel() if stmt is not at:
-            return all(
-                store.target not in tops or store.value == const(-math.inf, DType.F32) for store in stmt.body
-            ) and (len(stmt.body) == 1 or not any(store.target in copies | {scaled} for store in stmt.body))
-        case Store():
-            return stmt.target not in tops
+            lowest = const(-math.inf, DType.F32)
+            return all(store.target not in tops or store.value == lowest for store in stmt.body)
         case _:
             return True
 
@@ -88,9 +88,11 @@ def _keeps(stmt: Stmt, at: Parallel, scaled: Buffer, tops: set[Buffer], copies: 
 class _Move:
     """What a walk over the program carries: the tiles that hold values over the factor at this point."""
 
-    def __init__(self, at: Parallel, scaled: Buffer, units: set[Buffer], copies: set[Buffer], factor: float) -> None:
+    def __init__(self, at: Parallel, scaled: Buffer, units: set[Buffer], copies: set[object], factor: float) -> None:
         self.at, self.scaled, self.copies, self.factor = at, scaled, copies, factor
-        self.now: set[Buffer] = units - {scaled}
+        self.now: set[object] = set()
+        self.now |= units - {scaled}
+        self.settled = True  # loops leave every tile as they found it
 
     def times(self, node: Expr) -> Expr | None:
         """A load of such a tile, times the factor."""
@@ -106,9 +108,10 @@ def _block(body: tuple[Stmt, ...], move: _Move) -> tuple[Stmt, ...]:
 def _statement(stmt: Stmt, move: _Move) -> Stmt:
     match stmt:
         case For():
-            return replace(stmt, body=_block(stmt.body, move))
-        case If():
-            return replace(stmt, then=_block(stmt.then, move), otherwise=_block(stmt.otherwise, move))
+            before = move.now.copy()
+            body = _block(stmt.body, move)
+            move.settled &= move.now == before
+            return replace(stmt, body=body)
         case Copy():
             if stmt.dst.source in move.copies and isinstance(stmt.dst.source, Buffer):
                 move.now.add(stmt.dst.source) if stmt.src.source in move.now else move.now.discard(stmt.dst.source)
@@ -119,17 +122,15 @@ def _statement(stmt: Stmt, move: _Move) -> Stmt:
         case Parallel() if stmt is move.at:
             store = stmt.body[0]
             move.now.discard(move.scaled)
-            value = _without(store.value)
+            value = _without(rewrite(store.value, move.times))
             move.now.add(move.scaled)
             return replace(stmt, body=(replace(store, value=value),))
         case Parallel():
-            stores = tuple(replace(store, value=rewrite(store.value, move.times)) for store in stmt.body)
+            stores: list[Store] = []
             for store in stmt.body:
+                stores.append(replace(store, value=rewrite(store.value, move.times)))
                 if store.target in move.copies or store.target == move.scaled:
                     move.now.discard(store.target)
-            return replace(stmt, body=stores)
+            return replace(stmt, body=tuple(stores))
         case _:
             return stmt
-
-
-__all__ = ["Place", "keep_scale", "loads"]

@@ -13,8 +13,8 @@ from tilecore.contract.spec import Tensor
 from tilecore.cuda.errors import CudaError
 
 STORAGE = {
-    DType.F32: "float", DType.F16: "u16", DType.BF16: "u16", DType.I64: "i64", DType.I32: "int", DType.I8: "signed char",
-    DType.U8: "u8", DType.BOOL: "u8",
+    DType.F32: "float", DType.F16: "u16", DType.BF16: "u16", DType.I64: "i64", DType.I32: "int",
+    DType.I8: "signed char", DType.U8: "u8", DType.BOOL: "u8",
 }  # fmt: skip
 HALVES = (DType.F16, DType.BF16)
 INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
@@ -71,14 +71,11 @@ class Values:
 
     def offset(self, tensor: Tensor, index: tuple[Expr, ...], *, guarded: bool = False) -> str:
         """The position of an element in a dense tensor."""
-        total = "(i64)0"
+        total = ""
         for position, extent in zip(index, tensor.shape, strict=True):
             place = self.text(position, guarded=guarded)
-            if total == "(i64)0":
-                total = f"(i64)({place})"
-            else:
-                total = f"({total} * ({self.text(extent)}) + ({place}))"
-        return total
+            total = f"({total} * ({self.text(extent)}) + ({place}))" if total else f"(i64)({place})"
+        return total or "0"
 
     def _op(self, op: Op, guarded: bool) -> str:
         if op.name == "select":
@@ -88,6 +85,8 @@ class Values:
             if fused is not None:
                 return f"tile_exp2({fused})"
         args = [self.text(arg, guarded=guarded) for arg in op.args]
+        if op.name == "div" and op.dtype is DType.F32 and isinstance(op.args[1], Load) and len(op.args[1].index) == 1:
+            return f"({args[0]} * (1.0f / {args[1]}))"  # the reciprocal of a row's value is computed once
         text = _operation(op, args)
         return rounded(op.dtype, text) if op.dtype in HALVES else text
 

@@ -1,0 +1,114 @@
+"""Region specs in half precision: what the tests of the CUDA backend and its benchmark build."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Tensor, View
+
+F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
+Dim = Expr | int
+
+
+def tensor(name: str, dtype: DType, *shape: Dim) -> Tensor:
+    """A physical input or output."""
+    return Tensor(name, dtype, tuple(const(dim) if isinstance(dim, int) else dim for dim in shape))
+
+
+def axis(name: str, extent: Dim) -> Var:
+    """An index variable."""
+    return Var(name, extent=const(extent) if isinstance(extent, int) else extent)
+
+
+@dataclass(frozen=True)
+class ProductForm:
+    """A matrix product: C[M, N] of A[M, K] and B[N, K], or B[K, N]; `program` is what follows it."""
+
+    rows: Dim
+    columns: Dim
+    depth: Dim
+    dtype: DType = BF16
+    output: DType | None = None
+    right_rows: bool = False
+    program: str = "none"
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """Attention over [B, H, S, D]; `program` is what is done to scores besides scaling them."""
+
+    batch: int
+    heads: int
+    queries: Dim
+    keys: Dim
+    width: int
+    dtype: DType = BF16
+    groups: int = 1
+    causal: bool = False
+    program: str = "none"
+
+
+def product_spec(form: ProductForm) -> ContractionSpec:
+    """The spec of a product; inputs "x", "w" and what the program reads, output "y"."""
+    M, N, K = form.rows, form.columns, form.depth
+    a = tensor("x", form.dtype, M, K)
+    b = tensor("w", form.dtype, K, N) if form.right_rows else tensor("w", form.dtype, N, K)
+    c = tensor("y", form.output or form.dtype, M, N)
+    g, m, n, k = axis("g", 1), axis("m", M), axis("n", N), axis("k", K)
+    acc = Var("acc", F32)
+    value, more = _epilogue(form, acc, m, n)
+    right = Load(b, (k, n) if form.right_rows else (n, k))
+    result = Result(Place(c, (g, m, n), (m, n)), cast(value, c.dtype))
+    left = View("left", (g, m, k), Load(a, (m, k)))
+    return ContractionSpec((a, b, *more), left, View("right", (g, k, n), right), acc, (result,))
+
+
+def _epilogue(form: ProductForm, acc: Var, m: Var, n: Var) -> tuple[Expr, tuple[Tensor, ...]]:
+    if form.program == "residual":
+        residual = tensor("residual", form.dtype, form.rows, form.columns)
+        return acc + cast(Load(residual, (m, n)), F32), (residual,)
+    if form.program in ("bias", "gelu"):
+        bias = tensor("bias", form.dtype, form.columns)
+        value = acc + cast(Load(bias, (n,)), F32)
+        if form.program == "gelu":
+            inner = const(0.7978845608, F32) * (value + const(0.044715, F32) * value * value * value)
+            value = value * const(0.5, F32) * (unary("tanh", inner) + 1.0)
+        return value, (bias,)
+    return acc, ()
+
+
+def attention_spec(form: AttentionForm) -> AttentionSpec:
+    """The spec of an attention region; inputs "q", "k", "v" and what the program reads, output "o"."""
+    B, H, D, S, K = form.batch, form.heads, form.width, form.queries, form.keys
+    inputs = [
+        tensor("q", form.dtype, B, H, S, D),
+        tensor("k", form.dtype, B, H // form.groups, K, D),
+        tensor("v", form.dtype, B, H // form.groups, K, D),
+    ]
+    b, h, i, j, d, e = axis("b", B), axis("h", H), axis("i", S), axis("j", K), axis("d", D), axis("e", D)
+    group = h if form.groups == 1 else binary("floordiv", h, const(form.groups))
+    raw, acc = Var("raw", F32), Var("acc", F32)
+    score: Expr = raw * const(D**-0.5, F32)
+    if form.program == "cap":
+        score = unary("tanh", score * const(1 / 30, F32)) * const(30.0, F32)
+    if form.program == "slope":
+        score = score + cast(j - i, F32) * const(0.0625, F32)
+    if form.program == "bias":
+        inputs.append(tensor("bias", form.dtype, S, K))
+        score = score + cast(Load(inputs[-1], (i, j)), F32)
+    if form.causal:
+        score = select(binary("le", j, i), score, const(-np.inf, F32))
+    output = tensor("o", form.dtype, B, H, S, D)
+    return AttentionSpec(
+        tuple(inputs),
+        View("query", (b, h, i, d), Load(inputs[0], (b, h, i, d))),
+        View("key", (b, h, j, d), Load(inputs[1], (b, group, j, d))),
+        View("value", (b, h, j, e), Load(inputs[2], (b, group, j, e))),
+        raw,
+        (b, h, i, j),
+        score,
+        acc,
+        (Result(Place(output, (b, h, i, e), (b, h, i, e)), cast(acc, form.dtype)),),
+    )

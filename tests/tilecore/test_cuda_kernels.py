@@ -1,0 +1,180 @@
+"""The CUDA backend without a card: roles, refusals and text; with NVRTC, cubins for sm_90a and their resources."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_specs import BF16, F16, F32, AttentionForm, ProductForm, attention_spec, product_spec
+
+from tilecore.contract.evaluate import Evaluator
+from tilecore.contract.expr import Load, Sym, cast
+from tilecore.contract.spec import Spec
+from tilecore.cuda.compile import CudaSource, candidates, compile_cuda, generate
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.nvrtc import load_nvrtc, read_report
+from tilecore.cuda.profile import H100
+from tilecore.cuda.recommend import choices
+from tilecore.cuda.scales import keep_scale
+from tilecore.interpret import interpret
+from tilecore.library import kernel_for
+from tilecore.trace import trace
+
+PLAIN = ProductForm(1000, 1016, 1032)
+HEADS = AttentionForm(1, 2, 300, 300, 128)
+
+
+def first(spec: Spec, **extents: int) -> CudaSource:
+    """The text of the first candidate, or of one with other extents."""
+    (choice, *_) = candidates(spec, H100, config=extents or None)
+    return generate(spec, choice, label="Kernel")
+
+
+def test_the_text_of_a_kernel_is_the_same_every_time() -> None:
+    assert first(product_spec(PLAIN)).text == first(product_spec(PLAIN)).text
+
+
+def test_a_product_gets_a_ring_of_both_operands_and_a_staged_store() -> None:
+    plan = first(product_spec(ProductForm(4096, 4096, 4096)), block_m=128, block_n=256, block_k=64).plan
+    assert [[tile.buffer.name for tile in ring.tiles] for ring in plan.rings] == [["a", "b"]]
+    assert plan.roles.fragments == {"c": 128}
+    assert (plan.roles.consumers, plan.producer_threads, plan.threads) == (2, 32, 288)
+    assert plan.persistent
+    assert plan.grouped
+    assert len(plan.staged_stores) == 1
+    assert plan.maps[-1].box == (64, 64)
+
+
+def test_a_right_operand_of_either_order_comes_without_a_transpose() -> None:
+    sides = {rows: first(product_spec(replace(PLAIN, right_rows=rows))) for rows in (False, True)}
+    assert {rows: source.plan.roles.staged["b"].contiguous for rows, source in sides.items()} == {False: 0, True: 1}
+    assert "depth_minor(tile_b" in sides[True].text
+    assert "depth_minor(tile_b" not in sides[False].text
+
+
+@pytest.mark.parametrize(("columns", "output", "staged"), [(1016, BF16, 1), (1001, BF16, 0), (1016, F32, 0)])
+def test_stores_are_staged_only_where_tensor_copies_clip_them_exactly(
+    columns: int, output: object, staged: int
+) -> None:
+    form = replace(PLAIN, columns=columns, output=output)  # type: ignore[arg-type]
+    assert len(first(product_spec(form)).plan.staged_stores) == staged
+
+
+def test_attention_keeps_weights_in_registers_and_scores_unscaled() -> None:
+    source = first(attention_spec(HEADS))
+    assert source.plan.roles.packed == {"p": 32}
+    assert [ring.slots for ring in source.plan.rings] == [1, 2, 2]
+    assert source.plan.turns
+    assert source.plan.role_registers == (240, 24)
+    assert "s[x] = t1;" not in source.text
+    assert "fmaf(" in source.text
+
+
+def test_causal_tiles_stop_at_the_diagonal_and_the_longest_go_first() -> None:
+    causal, full = (first(attention_spec(replace(HEADS, causal=causal))) for causal in (True, False))
+    assert "longest_tile" in causal.text
+    assert not causal.plan.persistent
+    assert "longest_tile" not in full.text
+    assert full.plan.persistent
+    assert "no element of the warpgroup is masked" in causal.text
+
+
+@pytest.mark.parametrize("program", ["none", "slope", "cap"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_keeping_the_scale_out_of_scores_changes_no_result(program: str, causal: bool) -> None:
+    spec = attention_spec(AttentionForm(1, 2, 70, 90, 64, causal=causal, program=program))
+    function, operands = kernel_for(spec)
+    plain = trace(function, inputs=spec.inputs, operands=operands, extents={"block_m": 64, "block_n": 64})
+    moved = keep_scale(plain)
+    assert (moved != plain) is (program == "none")
+    rng = np.random.default_rng(0)
+    arrays = {
+        tensor.name: rng.standard_normal([Evaluator({}, {})(dim) for dim in tensor.shape]) for tensor in spec.inputs
+    }
+    results = [interpret(program, arrays)["o"] for program in (plain, moved)]
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-6 * np.abs(results[0]).max())
+
+
+def test_too_much_shared_memory_lists_the_buffers() -> None:
+    spec = product_spec(ProductForm(4096, 4096, 4096))
+    (choice, *_) = candidates(spec, H100, stages=6)
+    with pytest.raises(
+        CudaError, match=r"328800 bytes of shared memory.*a: 16384 bytes x 6; b: 32768 bytes x 6"
+    ) as error:
+        generate(spec, choice, label="Kernel")
+    assert "take fewer stages or smaller tiles" in str(error.value)
+
+
+def test_an_operand_that_is_computed_is_refused_by_name() -> None:
+    spec = product_spec(PLAIN)
+    left = replace(spec.a, value=cast(cast(spec.a.value, F32) * 2.0, BF16))
+    with pytest.raises(CudaError, match=r"operand A is .*tensor copies bring f16 or bf16 tensors as they are"):
+        first(replace(spec, a=left))
+
+
+def test_a_part_of_a_tensor_whose_last_tile_reads_beyond_it_is_refused() -> None:
+    spec = product_spec(replace(PLAIN, depth=100))
+    wide = product_spec(replace(PLAIN, depth=200))
+    (g, m, k), load = spec.a.axes, wide.a.value
+    assert isinstance(load, Load)
+    part = replace(spec.a, value=Load(load.source, (m, k + 20)))
+    with pytest.raises(CudaError, match="is a part of dim 1 of x and not a multiple of the tile's 64"):
+        first(replace(spec, a=part, inputs=(wide.inputs[0], spec.inputs[1])))
+    assert g.extent is not None
+
+
+def test_tiles_that_warpgroups_cannot_share_are_refused() -> None:
+    with pytest.raises(CudaError, match="tiles of 96 rows: 64, 128 or 192"):
+        first(product_spec(PLAIN), block_m=96, block_n=128, block_k=64)
+
+
+def test_heads_of_another_width_are_refused() -> None:
+    with pytest.raises(CudaError, match="heads of 80 elements: CUDA attention has 64 and 128"):
+        list(choices(attention_spec(replace(HEADS, width=80)), H100))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ptxas info : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized", "serialised"),
+        ("ptxas info : (C7508) Potential Performance Loss: 'setmaxnreg' ignored", "register roles"),
+        ("    0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads", "spilled"),
+    ],
+)
+def test_what_the_assembler_complains_of_is_an_error(line: str, message: str) -> None:
+    good = "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info : Used 168 registers"
+    assert read_report(good).registers == 168
+    with pytest.raises(CudaError, match=message):
+        read_report(f"{line}\n{good}")
+
+
+def _no_nvrtc() -> bool:
+    try:
+        load_nvrtc()
+    except CudaError:
+        return True
+    return False
+
+
+CASES: dict[str, Callable[[], Spec]] = {
+    "product": lambda: product_spec(ProductForm(Sym("M"), 4096, 4096)),
+    "guarded": lambda: product_spec(ProductForm(129, 1001, Sym("K"), F16, right_rows=True, program="bias")),
+    "gelu": lambda: product_spec(ProductForm(4096, 4096, 512, program="gelu")),
+    "attention": lambda: attention_spec(AttentionForm(2, 4, Sym("S"), Sym("S"), 128, causal=True)),
+    "narrow": lambda: attention_spec(AttentionForm(2, 4, 4096, 4096, 64, F16, program="slope")),
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.skipif(_no_nvrtc(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_build_for_hopper_without_a_card(case: str, tmp_path: Path) -> None:
+    kernel = compile_cuda(CASES[case](), label="Kernel", cache_directory=tmp_path)
+    again = compile_cuda(CASES[case](), label="Kernel", cache_directory=tmp_path)
+    assert kernel.cubin.image == again.cubin.image
+    assert kernel.cubin.image[:4] == b"\x7fELF"
+    assert kernel.name.encode() in kernel.cubin.image
+    assert kernel.cubin.report.spills == 0
+    assert 0 < kernel.cubin.report.registers <= 168
+    assert kernel.plan.shared_bytes <= H100.shared_bytes
