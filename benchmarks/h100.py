@@ -7,6 +7,7 @@ more than kernels differ; a ratio is one of this run only.
 """
 
 import argparse
+import importlib
 import json
 import random
 import statistics
@@ -15,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Spec, Tensor, View
 from tilecore.cuda.compile import compile_cuda
 from tilecore.cuda.launch import Launcher
+
+torch: Any = importlib.import_module("torch")  # untyped: machines without a card need not have it
+attention_backends: Any = importlib.import_module("torch.nn.attention")
 
 PRODUCTS = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 14336, 4096), (2048, 2048, 2048), (512, 4096, 4096),
             (128, 4096, 4096), (16, 4096, 4096))  # fmt: skip
@@ -171,7 +172,7 @@ def attention_case(width: int, length: int, causal: bool) -> Case:
     arrays = {name: random_array(*shape) for name in "qkvo"}
 
     def peer() -> Any:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        with attention_backends.sdpa_kernel(attention_backends.SDPBackend.CUDNN_ATTENTION):
             return torch.nn.functional.scaled_dot_product_attention(
                 arrays["q"], arrays["k"], arrays["v"], is_causal=causal
             )
