@@ -306,6 +306,11 @@ class Dims:
             self._record(equal=(b, a))
         return a
 
+    def must_hold(self, bound: Expr) -> None:
+        """Record that the model only runs if `bound` ≥ 0."""
+        if not self.nonnegative(bound):
+            self._record(bound=bound)
+
     def _record(self, *, equal: tuple[Expr, Expr] | None = None, bound: Expr | None = None) -> None:
         if not self.recording:
             return

@@ -5,7 +5,7 @@ and with where it stands. Invariant: each value inside is read only at the eleme
 nothing that the region reads depends on what it makes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -21,6 +21,7 @@ from tilecore.contract.expr import Expr, loads
 
 LIMIT = 64  # nodes that one region grows by
 RESULTS = 3  # outputs of one region
+BRANCHES = 8  # dead ends that are left before growing stops
 
 
 Made = Mapping[ir.Value, tuple[Index, Expr]]
@@ -94,6 +95,14 @@ class Growth:
                 return False
         return True
 
+    def retreat(self, count: int) -> None:
+        """Give up all nodes but the first `count`."""
+        for node in self.nodes[count:]:
+            for out in node.outputs:
+                self.where.pop(out, None)
+                self.value.pop(out, None)
+        del self.nodes[count:]
+
     def loaded(self) -> set[ir.Value]:
         """What the programs of the values inside load."""
         return {self.cuts.values[load.source.name] for value in self.value.values() for load in loads(value)}
@@ -160,10 +169,27 @@ class Extent:
 
 
 def grow(growth: Growth, *, limit: int = LIMIT) -> Extent:
-    """Take in followers in graph order as long as that leads to fewer or equally many results; the last good stop."""
+    """Take in followers as long as that leads to fewer or equally many results; the last good stop.
+
+    A branch that leads nowhere is left, and the others are followed without it.
+    """
     best = Extent(tuple(growth.nodes), tuple(growth.open_values()))
+    left: set[ir.Node] = set()
+    for _ in range(BRANCHES):
+        best, astray = _follow(growth, best, left, limit)
+        if astray is None:
+            break
+        left.add(astray)
+        growth.retreat(len(best.nodes))
+    return best
+
+
+def _follow(growth: Growth, best: Extent, left: Set[ir.Node], limit: int) -> tuple[Extent, ir.Node | None]:
+    """Followers in graph order, but for those `left`: the last good stop, and the first that was taken after it."""
     remains = growth.cuts.remains
-    queue = {node for value in growth.where for node in remains.nodes_using(value)} - set(growth.nodes)
+    done = {*left, *growth.refused, *growth.nodes}
+    queue = {node for value in growth.where for node in remains.nodes_using(value)} - done
+    astray: ir.Node | None = None
     for _ in range(limit):
         if not queue:
             break
@@ -172,15 +198,16 @@ def grow(growth: Growth, *, limit: int = LIMIT) -> Extent:
         behind = growth.frame.behind(node, growth) if growth.frame is not None else ()
         if not (behind and growth.add_all([*behind, node])) and not growth.add(node):
             continue
+        astray = astray or node
         made = [out for inside in (*behind, node) if inside in growth.nodes for out in inside.outputs]
         queue |= {user for out in made for user in remains.nodes_using(out) if user not in growth.refused}
-        queue -= set(growth.nodes)
+        queue -= {*growth.nodes, *left}
         results = growth.open_values()
         if any(unpacks(growth, value) for value in results):
             continue
         if len(results) <= len(best.results) or acceptable(growth, results):
-            best = Extent(tuple(growth.nodes), tuple(results))
-    return best
+            best, astray = Extent(tuple(growth.nodes), tuple(results)), None
+    return best, astray
 
 
 def unpacks(growth: Growth, value: ir.Value) -> bool:

@@ -6,14 +6,18 @@ Comes in: a `Call`. Goes out: a shape per output; spatial sizes are floor divisi
 from collections.abc import Mapping, Sequence
 from math import floor
 
-from fuser.dims import ONE, Dims, Shape, dim, integer
+from fuser.dims import ONE, ZERO, Dims, Shape, dim, integer
 from fuser.shape_call import Call, Result
 from fuser.shape_rules import Rule
 from tilecore.contract.expr import Expr
 
 
-def window_sizes(call: Call, spatial: Shape, kernel: Sequence[Expr]) -> Shape:
-    """Spatial sizes after sliding `kernel` with the node's strides, pads and dilations."""
+def window_sizes(call: Call, spatial: Shape, kernel: Sequence[Expr], *, pools: bool = False) -> Shape:
+    """Spatial sizes after sliding `kernel` with the node's strides, pads and dilations.
+
+    A convolution whose kernel does not fit raises an error. A pool divides toward zero then, and refuses empty inputs:
+    a window that is larger than its input gives one element.
+    """
     rank = len(spatial)
     strides = call.integers("strides") or [1] * rank
     dilations = call.integers("dilations") or [1] * rank
@@ -28,12 +32,25 @@ def window_sizes(call: Call, spatial: Shape, kernel: Sequence[Expr]) -> Shape:
             continue
         before, after = (0, 0) if mode == "VALID" else (pads[axis], pads[axis + rank])
         room = size + (before + after - 1) - (extent - 1) * dilations[axis]
-        steps = call.dims.floor(room, stride) if not ceil_mode else call.dims.ceiling(room, stride)
+        if pools:
+            call.dims.must_hold(size - 1)
+        if ceil_mode:
+            steps = call.dims.ceiling(room, stride)
+        else:
+            steps = _truncated(call.dims, room, stride) if pools else call.dims.floor(room, stride)
         count = steps + 1
         if ceil_mode:  # the last window must start inside the input or its left padding
             count = call.dims.minimum(count, call.dims.floor(size + (before - 1), stride) + 1)
         result.append(count)
     return tuple(result)
+
+
+def _truncated(dims: Dims, total: Expr, by: Expr) -> Expr:
+    """`total / by` rounded toward zero, for `by` ≥ 1."""
+    if dims.nonnegative(total):
+        return dims.floor(total, by)
+    below = ZERO if dims.nonnegative(total + by - 1) else dims.floor(dims.maximum(0 - total, ZERO), by)
+    return dims.floor(dims.maximum(total, ZERO), by) - below
 
 
 def convolution(call: Call, weight_at: int = 1) -> Result:
@@ -79,7 +96,7 @@ def pool(call: Call) -> Result:
     x, kernel = call.shape(0), call.integers("kernel_shape")
     if x is None or kernel is None:
         return [None] * len(call.node.outputs)
-    shape = (*x[:2], *window_sizes(call, x[2:], tuple(map(dim, kernel))))
+    shape = (*x[:2], *window_sizes(call, x[2:], tuple(map(dim, kernel)), pools=True))
     return [shape] * len(call.node.outputs)
 
 

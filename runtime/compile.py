@@ -48,8 +48,9 @@ from tilecore.errors import TileError
 from tilecore.infer import InferenceError
 from tilecore.link import link_kernels
 from tilecore.profile import HardwareProfile, detect_profile
+from tilecore.recommend import NoConfigurationError
 from tilecore.target import Target, targets_for
-from tilecore.toolchain import BuildError, Toolchain, find_toolchain
+from tilecore.toolchain import BuildError, KernelBuildError, Toolchain, find_toolchain
 
 Array = npt.NDArray[Any]
 Progress = Callable[[str], None]
@@ -138,9 +139,10 @@ def optimize(
 ) -> Report:
     """Fuse `model` and write `output` with its library beside it (suffix .so).
 
-    A region whose kernel is found wrong is left out and stands in the report's `faults`; with `repros`, a folder there
-    shows it. Raises CompileError when the model is bad, the output cannot be written, the C compiler is missing, or the
-    fused model does not compute what the original does although no region is to blame; then nothing is written.
+    A region whose kernel is found wrong, or is refused by the C compiler, is left out and stands in the report's
+    `faults`; with `repros`, a folder there shows it. Raises CompileError when the model is bad, the output cannot be
+    written, there is no C compiler, or the fused model does not compute what the original does although no region is
+    to blame; then nothing is written.
     """
     start = time.monotonic()
     if output.suffix != ".onnx":
@@ -148,9 +150,10 @@ def optimize(
     if not output.parent.is_dir():
         raise CompileError(f"{output.parent} is not a folder: make it first")
     kernels: dict[Spec, Kernel | str] = {}
+    broken: dict[Key, str] = {}
 
     def build(without: frozenset[Key]) -> Build:
-        built = _build(model, output, options, progress, kernels, without)
+        built = _build(model, output, options, progress, kernels, broken, without)
         progress("comparing with the original")
         return built
 
@@ -158,6 +161,7 @@ def optimize(
         built, suspects = repair(build) if verify else (build(frozenset()), ())
         progress("writing")
         _write(built.rewritten.model, built.library, output)
+        suspects = (*suspects, *(Suspect(key, problem) for key, problem in broken.items()))
         faults = _faults(model, suspects, options, kernels, repros) if suspects else ()
     except (LoadError, BuildError, OSError) as error:
         raise CompileError(str(error)) from error
@@ -203,16 +207,24 @@ def _build(
     options: Options,
     progress: Progress,
     kernels: dict[Spec, Kernel | str],
+    broken: dict[Key, str],
     without: frozenset[Key],
 ) -> Build:
-    fused = _fuse(model, options, progress, kernels, without)
-    progress("rewriting the graph")
-    rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
-    named = {part.kernel.name: part.kernel for part in fused.parts}
-    named |= {alias: _renamed(named[name], alias) for alias, name in rewritten.aliases.items()}
-    progress(f"compiling {len(named)} kernels")
-    library = _link([named[name] for name in sorted(named)], options)
-    return Build(model, output, fused, rewritten, library)
+    """The model without some regions and those that are `broken`: the compiler refuses their kernels."""
+    while True:
+        fused = _fuse(model, options, progress, kernels, without | frozenset(broken))
+        progress("rewriting the graph")
+        rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
+        named = {part.kernel.name: part.kernel for part in fused.parts}
+        named |= {alias: _renamed(named[name], alias) for alias, name in rewritten.aliases.items()}
+        progress(f"compiling {len(named)} kernels")
+        try:
+            library = _link([named[name] for name in sorted(named)], options)
+        except KernelBuildError as error:  # a fault of ours in one kernel: the others still serve
+            refused = {rewritten.aliases.get(name, name): problem for name, problem in error.problems.items()}
+            broken |= {part.outputs: refused[part.kernel.name] for part in fused.parts if part.kernel.name in refused}
+            continue
+        return Build(model, output, fused, rewritten, library)
 
 
 def _faults(
@@ -321,7 +333,7 @@ def _kernel(
     """The kernel, or why the backend has none: that region then stays as it was."""
     try:
         kernel = compile_spec(spec, label=LABELS[kind], profile=profile, targets=targets, dump=dump)
-    except (EmitError, InferenceError) as error:
+    except (EmitError, InferenceError, NoConfigurationError) as error:
         return str(error)
     except TileError as error:  # our kernels are written for every spec, so this is a fault, and no reason to fuse less
         return f"a fault of TileFuse, please report the model: its kernel is refused: {error.message}"

@@ -53,7 +53,7 @@ class MissReport:
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """A region that was left out because its kernel computed something wrong: a fault of this library, to be reported.
+    """A region left out because its kernel is wrong or does not compile: a fault of this library, to be reported.
 
     `repro` is the folder that has the region alone with inputs and outputs, None when none was asked for.
     """

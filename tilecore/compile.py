@@ -60,7 +60,8 @@ def compile_spec(
 ) -> Kernel:  # fmt: skip
     """The kernel for `spec`; `label` starts its name; `config` overrules recommendation.
 
-    SpecError for a broken spec, EmitError or InferenceError for one that this backend has no code for.
+    SpecError for a broken spec; EmitError, InferenceError or NoConfigurationError for one that this backend has no
+    code for.
     """
     check(spec)
     _check_limits(spec)

@@ -6,12 +6,13 @@ callable) adds its own objects.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 from tilecore.compile import HEADERS, Kernel
 from tilecore.emit_host import kernel_symbol
 from tilecore.target import Target
-from tilecore.toolchain import Toolchain
+from tilecore.toolchain import BuildError, KernelBuildError, Toolchain
 
 
 def link_kernels(
@@ -22,10 +23,24 @@ def link_kernels(
     host: Sequence[Path] = (),
     workers: int = 2,
 ) -> Path:
-    """The library of `kernels` (distinct names) for `targets`, with `host` objects; built at most once per content."""
-    jobs = [(kernel.sources[target.name], target.flags) for target in targets for kernel in kernels]
+    """The library of `kernels` (distinct names) for `targets`, with `host` objects; built at most once per content.
+
+    KernelBuildError names every kernel that the compiler refuses.
+    """
+    problems: dict[str, str] = {}
+
+    def build(job: tuple[Target, Kernel]) -> Path | None:
+        target, kernel = job
+        try:
+            return toolchain.object(kernel.sources[target.name], target.flags, [HEADERS])
+        except BuildError as error:
+            problems[kernel.name] = f"{target.name}: {error}"
+            return None
+
     with ThreadPoolExecutor(workers) as pool:
-        objects = list(pool.map(lambda job: toolchain.object(job[0], job[1], [HEADERS]), jobs))
+        objects = [path for path in pool.map(build, product(targets, kernels)) if path is not None]
+    if problems:
+        raise KernelBuildError(problems)
     table = toolchain.object(library_source(kernels, targets), (), [HEADERS])
     return toolchain.library([*objects, table, *host])
 

@@ -56,6 +56,10 @@ class Recommendation:
     why: str
 
 
+class NoConfigurationError(ValueError):
+    """No extents of a kernel's tiles fit the machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What costs are computed for: a machine, and a size for every symbol."""
@@ -103,12 +107,12 @@ class Machine:
 
 
 def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommendation:
-    """The best candidate. ValueError lists every candidate with its reason when none fits."""
+    """The best candidate. NoConfigurationError lists every candidate with its reason when none fits."""
     ranked = rank(spec, profile, target)
     fitting = [candidate for candidate in ranked if not candidate.rejected]
     if not fitting:
         reasons = "\n".join(f"  {dict(candidate.config)}: {candidate.rejected}" for candidate in ranked)
-        raise ValueError(f"no configuration fits:\n{reasons}")
+        raise NoConfigurationError(f"no configuration fits:\n{reasons}")
     best = fitting[0]
     return Recommendation(best.config, best.why)
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,14 @@ LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread")
 
 class BuildError(RuntimeError):
     """No usable C compiler, or the compiler refused a source; carries its output."""
+
+
+class KernelBuildError(BuildError):
+    """The compiler refused some kernels; `problems` has its output by the kernel's name."""
+
+    def __init__(self, problems: Mapping[str, str]) -> None:
+        super().__init__("\n".join(f"{name}: {problem}" for name, problem in problems.items()))
+        self.problems = problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def optimize_command(
         )
     for fault in report.faults:
         where = f"send us {fault.repro}" if fault.repro else "run again with --save-repro DIR and send us that"
-        print(f"BUG: left out a wrong {fault.kind} region ({fault.label}); {where}", file=sys.stderr)
+        print(f"BUG: left out the {fault.kind} region {fault.label}, its kernel is at fault; {where}", file=sys.stderr)
     if as_json:
         _print_json(report.to_json())
     else:

@@ -33,7 +33,7 @@ def print_report(console: Console, report: Report) -> None:
     print_coverage(console, report)
     print_misses(console, report)
     for fault in report.faults:
-        console.print(f"BUG IN TILEFUSE: {fault.kind} region left out, its kernel is wrong", style="bold red")
+        console.print(f"BUG IN TILEFUSE: {fault.kind} region left out, its kernel is at fault", style="bold red")
         console.print(f"  {fault.label}: {fault.problem}", markup=False)
         if fault.repro:
             console.print(f"  please send us {fault.repro}", markup=False)

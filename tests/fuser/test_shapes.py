@@ -365,3 +365,13 @@ def test_a_dim_that_the_exporter_did_not_know_has_no_number_and_no_shared_name()
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", given, result)
     model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
     assert [str(size) for size in infer(model).shape(model.graph.outputs[0]) or ()] == ["x.0", "3", "x.2", "x.3"]
+
+
+@pytest.mark.parametrize("attributes", ["kernel_shape=[3, 3]", "kernel_shape=[3, 3], strides=[2, 3]",
+                                        "kernel_shape=[3, 3], strides=[3, 3], ceil_mode=1",
+                                        "kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 1, 0]"])  # fmt: skip
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool"])
+def test_a_pool_whose_window_is_larger_than_its_input_gives_one_element(operator: str, attributes: str) -> None:
+    model = parse(f"agraph (float[n, 2, h, w] x) => (float[n, 2, p, q] y) {{ y = {operator} <{attributes}> (x) }}")
+    for height in (2, 3, 4, 7):
+        check(model, {"x": np.ones((1, 2, height, 8), np.float32)})

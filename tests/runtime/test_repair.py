@@ -21,6 +21,7 @@ from runtime.repro import save_arrays
 from runtime.verify import FusedError, RegionError, Verdict, verify
 from tilecore.compile import Kernel, compile_spec
 from tilecore.contract.spec import AttentionSpec, Spec
+from tilecore.recommend import NoConfigurationError
 
 ALL: tuple[Key, ...] = tuple((f"value_{number}",) for number in range(9))
 FEEDS = {"x": np.ones(3, np.float32)}
@@ -138,6 +139,50 @@ def test_the_repro_shows_the_fault_by_itself(repaired: Report, tmp_path: Path) -
         model, tmp_path / "again.onnx", options=Options.from_environment(), progress=lambda stage: None
     )
     assert report.kinds == {"attention": 1}, "alone it is the same region, and a sound compiler gets it right"
+
+
+def _one_layer(folder: Path) -> Report:
+    """A small model, optimised with a repro of each fault, and found right."""
+    model = bert.build(folder / "bert.onnx", exporter="torchscript", size=bert.Size(layers=1))
+    options = Options.from_environment()
+    report = compiler.optimize(
+        model, folder / "fused.onnx", options=options, progress=lambda stage: None, repros=folder / "repros"
+    )
+    verdict = verify(model, folder / "fused.onnx")
+    assert verdict.ok, verdict.mismatch
+    return report
+
+
+@pytest.mark.cpu
+def test_a_kernel_that_the_compiler_refuses_costs_its_region_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(spec: Spec, **named: Any) -> Kernel:
+        kernel = compile_spec(spec, **named)
+        spoilt = {target: f"{text}\nnonsense;\n" for target, text in kernel.sources.items()}
+        return replace(kernel, sources=spoilt) if isinstance(spec, AttentionSpec) else kernel
+
+    monkeypatch.setattr(compiler, "compile_spec", faulty)
+    report = _one_layer(tmp_path)
+    (fault,) = report.faults
+    assert fault.kind == "attention"
+    assert "nonsense" in fault.problem
+    assert fault.repro is not None
+    assert {path.suffix for path in Path(fault.repro).iterdir()} == {".onnx", ".c", ".txt"}
+    assert set(report.kinds) == {"contraction", "row"}
+
+
+@pytest.mark.cpu
+def test_a_region_without_a_configuration_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(spec: Spec, **named: Any) -> Kernel:
+        if isinstance(spec, AttentionSpec):
+            raise NoConfigurationError("no configuration fits: all are too large")
+        return compile_spec(spec, **named)
+
+    monkeypatch.setattr(compiler, "compile_spec", faulty)
+    report = _one_layer(tmp_path)
+    assert not report.faults
+    assert [m.reason for m in report.misses if m.kind == "attention"] == ["no configuration fits: all are too large"]
 
 
 def test_archives_hold_any_name_and_type(tmp_path: Path) -> None:
