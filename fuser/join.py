@@ -17,7 +17,7 @@ from fuser.lift import is_pointwise, is_view, rule_of
 from fuser.lift_views import GATHERS
 from fuser.lower import Draft, result
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, cast, nonnegative
+from tilecore.contract.expr import Expr, Op, Var, cast, nonnegative
 from tilecore.contract.spec import RowSpec, Tensor
 
 KIND = "row"
@@ -104,7 +104,16 @@ def is_clamped(node: ir.Node, cuts: Cuts) -> bool:
         place = cast(cuts.reader("side", through=_computed(indices)).at(indices, axes), DType.I64)
     except LiftError:
         return False
-    return nonnegative(place) and nonnegative(shape_of(data, cuts.shapes)[axis] - 1 - place)
+    size = shape_of(data, cuts.shapes)[axis]
+    return _starts_inside(place, Var("held", extent=size)) and nonnegative(size - 1 - place)
+
+
+def _starts_inside(place: Expr, held: Var) -> bool:
+    """Whether `place` is at least 0 where the axis of `held` has an element: kernels guard reads of empty tensors."""
+    if isinstance(place, Op) and place.name in ("min", "max"):
+        found = [_starts_inside(arg, held) for arg in place.args]
+        return all(found) if place.name == "min" else any(found)
+    return nonnegative(place + held)
 
 
 def _computed(value: ir.Value) -> frozenset[ir.Value]:

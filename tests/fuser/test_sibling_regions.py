@@ -143,3 +143,16 @@ def test_the_cost_model_is_asked(tmp_path: Path) -> None:
     model = load(tmp_path / "model.onnx")
     regions, _ = scan(model, infer(model), Never())
     assert [len(region.outputs) for region in regions] == [1, 1, 1]
+
+
+def test_every_bias_is_inside_when_norms_follow_some(tmp_path: Path) -> None:
+    """The squares of the first norm lead to one more result: that branch is left, the other biases are still taken."""
+    g, x = start()
+    biased = [g.op("Add", weigh(g, x), g.normal((6,), std=1)) for _ in range(3)]
+    square = [g.op("Mul", value, value) for value in biased[:2]]
+    scale = [g.op("ReduceSum", value, g.constant([-1], np.int64), keepdims=1) for value in square]
+    give_out(g, *(g.op("Mul", value, by) for value, by in zip(biased[:2], scale, strict=True)), biased[2])
+    found = scan_graph(g, tmp_path)
+    assert products(found) == [(3, 3)]
+    (region,) = found.of("contraction")
+    assert [node.op_type for node in region.nodes].count("Add") == 3
