@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilecore.contract.expr import Expr, Sym, Var, const, nonnegative
+from tilecore.contract.expr import Expr, Sym, Var, binary, const, floordiv, nonnegative
 
 A, B = Sym("a"), Sym("b")
 
@@ -27,3 +27,14 @@ def test_a_loop_over_a_dim_stays_inside_it(dim: Expr) -> None:
 def test_an_index_of_another_dim_is_not_proved() -> None:
     assert not nonnegative(halved(A) - Var("j", extent=halved(B)) - 1)
     assert not nonnegative(halved(A) * B - Var("j", extent=halved(A) * A) - 1)
+
+
+def test_rows_that_are_split_again_need_no_guard() -> None:
+    """A row of n · m lies in one of n groups of m: where there is a row, neither dim is 0."""
+    n, m = Sym("n"), Sym("m")
+    row = Var("r", extent=n * m)
+    assert nonnegative(n - 1 - floordiv(row, m))
+    start = Var("s", extent=floordiv(n * m + 191, const(192)))
+    tiled = start * 192 + Var("t", extent=binary("min", const(192), n * m - start * 192))
+    assert nonnegative(n - 1 - floordiv(tiled, m))
+    assert not nonnegative(n - 1)

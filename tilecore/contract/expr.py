@@ -462,25 +462,26 @@ def mod(value: "Expr", divisor: "Expr") -> "Expr":
         return rest
     if _inside(rest + divisor, divisor):
         return rest + divisor
-    match rest:
-        case Op(name="mod", args=(inner, multiple)) if not _divide(polynomial(multiple), polynomial(divisor))[1]:
-            return mod(inner, divisor)  # (x % (a * n)) % n = x % n
-        case _:
-            return Op("mod", (rest, divisor), DType.I64)
+    if isinstance(rest, Op) and rest.name == "mod" and not _divide(polynomial(rest.args[1]), polynomial(divisor))[1]:
+        return mod(rest.args[0], divisor)  # (x % (a * n)) % n = x % n
+    return Op("mod", (rest, divisor), DType.I64)
 
 
-def _inside(value: "Expr", extent: "Expr") -> bool:
-    return nonnegative(value) and nonnegative(extent - value - 1)
+def _inside(value: "Expr", divisor: "Expr") -> bool:
+    """Whether 0 ≤ value < divisor, where the dims of the divisor are at least 1: elsewhere there is no division."""
+    return all(_nonnegative(bound, symbols(divisor)) for bound in (value, divisor - value - 1))
+
+
+def nonnegative(expr: "Expr") -> bool:
+    """True when the integer `expr` is proved ≥ 0 for all symbols ≥ 0 and variables in range; False is "not proved"."""
+    return _nonnegative(expr, frozenset())
 
 
 @lru_cache(maxsize=1 << 16)  # pure, and asked for the same dims over and over
-def nonnegative(expr: "Expr") -> bool:
-    """True when the integer `expr` is proved ≥ 0 for all symbols ≥ 0 and variables in range; False is "not proved".
-
-    A variable has a value only where its extent is at least 1; a symbol that is no factor of one may be 0.
-    """
+def _nonnegative(expr: "Expr", above: frozenset["Sym"]) -> bool:
+    """`nonnegative` where the symbols `above` are at least 1, as is the extent of every variable."""
     extents = [polynomial(var.extent) for var in variables(expr) if var.extent is not None]
-    positive = {atom for extent in extents if len(extent) == 1 for term in extent for atom in term}
+    positive = above | {atom for extent in extents if len(extent) == 1 for term in extent for atom in term}
     domain = tuple(_plus(extent, {(): -1}) for extent in extents if len(extent) > 1)
     return any(_all_nonnegative(bound, positive, domain) for bound in _lower_bounds(polynomial(expr), 12))
 
@@ -594,7 +595,6 @@ def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
     if dtype is DType.I64 and name in ("floordiv", "mod") and _is_divisor(args[1]):
         return floordiv(*args) if name == "floordiv" else mod(*args)
     if name in ("min", "max"):
-        for large, small in (args, args[::-1]):
-            if nonnegative(large - small):
-                return small if name == "min" else large
+        ordered = next(((a, b) for a, b in (args, args[::-1]) if nonnegative(a - b)), None)
+        return None if ordered is None else ordered[name == "min"]
     return None
