@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from fuser.graph import captured
 from fuser.packing import Packing
 from fuser.region import Region
 from fuser.shape_call import Content
@@ -53,6 +54,10 @@ def function_of(
     imports = {domain: version for domain, version in opsets.items() if domain in used or domain == ""}
     graph = ir.Graph(inputs, outputs, nodes=body.nodes, opset_imports=imports, name=name)
     return ir.Function(DOMAIN, name, graph=graph, attributes=())
+
+
+def _same(a: ir.Attr) -> ir.Attr:
+    return ir.Attr(a.name, a.type, a.value)
 
 
 @dataclass(slots=True)
@@ -145,15 +150,50 @@ class _Body:
 
     def copy(self, node: ir.Node) -> None:
         """One node of the region."""
-        attributes = [ir.Attr(a.name, a.type, a.value) for a in node.attributes.values()]
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attributes):
-            raise RewriteError(f"{self.region.label}: node {node.name!r} ({node.op_type}) has a subgraph")
         inputs = [None if value is None else self.read(value, node) for value in node.inputs]
+        for value in sorted(captured(node), key=lambda value: value.name or ""):
+            self.read(value, node)
+        attributes = self._attributes(node, self.values)
         outputs = self._append(node.domain, node.op_type, inputs, attributes, len(node.outputs))
         for old, new in zip(node.outputs, outputs, strict=True):
             if not old.name:
                 new.name = ""
             self.values[old] = new
+
+    def _attributes(self, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> list[ir.Attr]:
+        """The node's attributes; subgraphs are copied, with `values` for what they read from outside."""
+        found: list[ir.Attr] = []
+        for a in node.attributes.values():
+            if a.type == ir.AttributeType.GRAPHS:
+                raise RewriteError(f"{self.region.label}: node {node.name!r} ({node.op_type}) has lists of subgraphs")
+            is_graph = a.type == ir.AttributeType.GRAPH
+            found.append(ir.AttrGraph(a.name, self._graph(a.as_graph(), values)) if is_graph else _same(a))
+        return found
+
+    def _graph(self, graph: ir.Graph, outer: Mapping[ir.Value, ir.Value]) -> ir.Graph:
+        """A copy of a subgraph under canonical names."""
+        values = dict(outer)
+
+        def fresh(old: ir.Value) -> ir.Value:
+            name = f"value_{self.count}" if old.name else ""
+            self.count += 1
+            values[old] = ir.Value(name=name, type=old.type, shape=old.shape)
+            return values[old]
+
+        inputs = [fresh(value) for value in graph.inputs]
+        for value in graph.initializers.values():
+            if value.const_value is None:
+                raise RewriteError(f"{self.region.label}: the constant {value.name!r} of a subgraph has no data")
+            values[value] = self.constant(value.const_value.numpy(), value.const_value)
+        nodes: list[ir.Node] = []
+        for node in graph:
+            sources = [None if value is None else values[value] for value in node.inputs]
+            attributes = self._attributes(node, values)
+            outputs = [fresh(value) for value in node.outputs]
+            name = f"{node.op_type}_{self.count}"
+            nodes.append(ir.Node(node.domain, node.op_type, sources, attributes, outputs=outputs, name=name))
+        results = [values[value] for value in graph.outputs]
+        return ir.Graph(inputs, results, nodes=nodes, name=f"body_{self.count}")
 
     def read(self, value: ir.Value, node: ir.Node) -> ir.Value:
         """A value that a node of the region reads: an input, an inner value, a constant, or arithmetic on dims."""

@@ -25,6 +25,7 @@ LOADING = 8  # multiplications per element that the operand of a plain contracti
 BUDGET = 32  # multiplications per element that a side operand may cost
 BYTE_TYPES = (ir.DataType.INT8, ir.DataType.UINT8)
 FEW_BYTES = 64  # loads of so little (a few scalars) are no reason to keep a value
+SHAPED = frozenset({"ConstantOfShape", "EyeLike", "Shape", "Size"})  # what they make depends on a shape alone
 NOTHING: frozenset[ir.Value] = frozenset()
 
 
@@ -39,7 +40,8 @@ class Plan:
 @dataclass(slots=True)
 class Cuts:
     """Decisions by mode: "view" looks through views and what unpacks smaller values (a contraction's operands),
-    "operand" is for q, k and v, "side" for others."""
+    "operand" is for q, k and v, "inside" for what the steps
+    of a scan read, "side" for others."""
 
     shapes: Shapes
     opset: int
@@ -155,7 +157,7 @@ class Cuts:
         loaded = sum(min(self.size(leaf), count * self.tensor(leaf).dtype.row.bytes) for leaf in leaves)
         if mode == "view" and (2 * loaded > self.size(value) or cost > LOADING):
             return whole
-        allowed = 2 * self.size(value) if mode == "operand" else self.size(value) - 1
+        allowed = 2 * self.size(value) if mode in ("operand", "inside") else self.size(value) - 1
         return Plan(leaves, cost) if cost <= BUDGET and loaded <= max(allowed, FEW_BYTES) else whole
 
     def size(self, value: ir.Value) -> int:
@@ -196,6 +198,8 @@ class Cuts:
 
 def data_inputs(node: ir.Node) -> list[ir.Value]:
     """The inputs whose elements the node's output elements are made of."""
+    if is_generator(node) and node.op_type in SHAPED:
+        return []
     if not is_view(node):
         return [value for value in node.inputs if value is not None]
     positions = {"Concat": range(len(node.inputs)), "Pad": (0, 2), "Trilu": (0, 1)}.get(node.op_type, (0,))

@@ -18,6 +18,7 @@ from fuser.lift import Inliner, is_pointwise, rule_of
 from fuser.lift_views import forward_index
 from fuser.region import Region
 from tilecore.contract.expr import Expr, loads
+from tilecore.contract.spec import Cell
 
 LIMIT = 64  # nodes that one region grows by
 RESULTS = 3  # outputs of one region
@@ -126,7 +127,8 @@ class Growth:
 
     def check_sources(self, expr: Expr) -> None:
         """LiftError when the expression loads something that depends on the region."""
-        fresh = {self.cuts.values[load.source.name] for load in loads(expr)} - self._checked
+        sources = (load.source for load in loads(expr))
+        fresh = {self.cuts.values[source.name] for source in sources if not isinstance(source, Cell)} - self._checked
         if not fresh:
             return
         producers = {node for value in self.where if (node := value.producer()) is not None}

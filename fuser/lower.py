@@ -11,11 +11,12 @@ import onnx_ir as ir
 
 from fuser.cuts import Cuts
 from fuser.element import Index, LiftError, content_of
+from fuser.graph import captured
 from fuser.lift import rule_of
 from fuser.precision import widened
 from fuser.region import Region
 from tilecore.contract.expr import Expr, Sym, Var, loads, symbols, variables
-from tilecore.contract.spec import Place, Result, Spec, SpecError, Tensor, check
+from tilecore.contract.spec import Cell, Place, Result, Spec, SpecError, Tensor, check
 
 COPY_LIMIT = 64 * 1024  # bytes of a constant that a function body may hold; larger ones become inputs
 
@@ -41,7 +42,8 @@ def result(cuts: Cuts, value: ir.Value, axes: Sequence[Var], index: Index, progr
 
 def lower(draft: Draft, cuts: Cuts, model_inputs: Iterable[ir.Value]) -> Region:
     """The region. LiftError when its symbols cannot be bound or its spec breaks an invariant."""
-    inputs = list(dict.fromkeys(cuts.values[load.source.name] for expr in draft.programs for load in loads(expr)))
+    sources = (load.source for expr in draft.programs for load in loads(expr))
+    inputs = list(dict.fromkeys(cuts.values[source.name] for source in sources if not isinstance(source, Cell)))
     nodes = _body(draft, inputs, cuts)
     outputs = tuple(cuts.tensor(value) for value in draft.outputs)
     tensors = tuple(cuts.tensor(value) for value in inputs)
@@ -78,6 +80,7 @@ def _body(draft: Draft, inputs: list[ir.Value], cuts: Cuts) -> tuple[ir.Node, ..
         elif node not in found:
             found.add(node)
             stack.extend(source for source in node.inputs if source is not None)
+            stack.extend(sorted(captured(node), key=lambda value: value.name or ""))
     return tuple(sorted(found, key=cuts.remains.position.__getitem__))
 
 

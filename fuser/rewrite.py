@@ -5,7 +5,7 @@ runs without any library, through the functions; its inputs and outputs are what
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -61,12 +61,32 @@ def rewrite(model: ir.Model, replacements: Sequence[Replacement]) -> Rewritten:
     model.functions.update({function.identifier(): function for function in functions.values()})
     model.graph.opset_imports[DOMAIN] = VERSION
     model.ir_version = max(model.ir_version, IR_VERSION)
+    for replacement in replacements:
+        _let_go(replacement.region)
     for graph in model.graphs():
         graph.sort()
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)
     aliases = {new: r.op_type for new, r in zip(op_types, replacements, strict=True) if new != r.op_type}
     return Rewritten(model, tuple(op_types), aliases)
+
+
+def _let_go(region: Region) -> None:
+    """Nodes that nothing needs any more stop reading values of outer graphs in their bodies."""
+    dead: set[ir.Node] = set()
+    for node in reversed(region.nodes):
+        users = {use.node for value in node.outputs for use in value.uses()}
+        if users - dead or any(value.is_graph_output() for value in node.outputs):
+            continue
+        dead.add(node)
+        if captured(node):
+            for inner in (part for attr in node.attributes.values() for part in _nodes_in(attr)):
+                for index in range(len(inner.inputs)):
+                    inner.replace_input_with(index, None)
+
+
+def _nodes_in(attr: ir.Attr) -> Iterable[ir.Node]:
+    return attr.as_graph().all_nodes() if attr.type == ir.AttributeType.GRAPH else ()
 
 
 def _register(

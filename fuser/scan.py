@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fuser import attention, contraction, join, row
+from fuser import attention, contraction, join, recurrence, row
 from fuser.cuts import Cuts, is_plumbing
 from fuser.dots import Dot, is_dot
 from fuser.element import LiftError, stage
 from fuser.graph import Remains, bodies
 from fuser.lift import is_pointwise, is_view
+from fuser.loops import is_iteration
 from fuser.lower import Draft, lower
 from fuser.reductions import is_reduction
 from fuser.region import Miss, Region, name_of
@@ -51,6 +52,7 @@ NEAR = 8  # contractions after one that are looked at as its siblings
 ADVICE: dict[str, str] = {  # what would make a region, by the kind that was looked for
     "attention": "express {failed} in operators that read or move single elements (pointwise work, changes of layout)",
     "contraction": "express {failed} as a MatMul, Gemm, two-operand Einsum or 1×1 Conv of floats",
+    "scan": "write the body as arithmetic, contractions and reductions on states and inputs of one step; {failed} is not",
     "row": "express {failed} as Reduce operators or a normalisation over whole rows, with pointwise work around it",
 }
 
@@ -166,7 +168,8 @@ def _scan(place: _Place, opset: int, cost: CostModel) -> _Scan:
         if (domain, node.op_type) in LEFT_ALONE and not is_plumbing(node, shapes):
             kind, reason = LEFT_ALONE[domain, node.op_type]
             state.miss(kind, node, LiftError(reason, node=node))
-    for finder in (_attentions, _contractions, _reductions, _joins, _pointwise):  # the deepest structure first
+    # the deepest structure first
+    for finder in (_attentions, _recurrences, _contractions, _reductions, _joins, _pointwise):
         finder(state)
     return state
 
@@ -186,6 +189,12 @@ def _attentions(state: _Scan) -> None:
     for dot in list(state.dots.values()):
         if dot.node in state.cuts.remains.alive:
             state.attempt(attention.KIND, dot.node, lambda dot=dot: attention.find(dot, state.dots, state.cuts))
+
+
+def _recurrences(state: _Scan) -> None:
+    for node in state.cuts.remains.nodes:
+        if is_iteration(node) and _free(state, node):
+            state.attempt(recurrence.KIND, node, lambda node=node: recurrence.from_iteration(node, state.cuts))
 
 
 def _free(state: _Scan, node: ir.Node) -> bool:

@@ -20,7 +20,7 @@ from fuser import shape_attention, shape_contents, shape_rules, shape_spatial, s
 from fuser.dims import ZERO, Dims, Facts, Shape, dim
 from fuser.shape_call import CONTENT_LIMIT, Call, Content, Known, constant_of, contents_of
 from fuser.shape_rules import Rule
-from tilecore.contract.expr import Expr, Sym, symbols
+from tilecore.contract.expr import Expr, Sym, const, symbols
 
 ROUNDS = 6  # each round starts anew with the facts of the one before; two or three do
 STANDARD: Mapping[str, Rule] = {**shape_rules.RULES, **shape_spatial.RULES, **shape_attention.STANDARD}
@@ -340,13 +340,28 @@ class _Engine:
             self.known.shapes[value], self.known.dtypes[value] = (), dtype
         initial = [call.input(index + 2) for index in range(carried)]
         self._settle(body, initial, body.inputs[2:], body.outputs[1 : 1 + carried])
-        length = self.dims.symbol(f"{call.node.outputs[0].name}.trips")
+        length = self._trips(call, body)
         for index, value in enumerate(call.node.outputs):
             source = body.outputs[index + 1]
             if index < carried:
                 _move(body.inputs[index + 2], value, self.known, self.known)
             else:
                 self._stack(source, value, length)
+
+    def _trips(self, call: Call, body: ir.Graph) -> Expr:
+        """How often a Loop runs: as often as it is told to when its condition is the constant true, else unknown."""
+        count = call.content(0)
+        held = all(
+            value is None or (source := _source(value)) is body.inputs[1] or self._is_true(source)
+            for value in (call.input(1), body.outputs[0])
+        )
+        if held and count is not None and count.size == 1:
+            return count.flat[0]
+        return self.dims.symbol(f"{call.node.outputs[0].name}.trips")
+
+    def _is_true(self, value: ir.Value) -> bool:
+        content = self.known.contents.get(value)
+        return content is not None and content.size == 1 and content.flat[0] == const(True)
 
     def infer_scan(self, call: Call) -> None:
         """Scan: states keep the dims that the body keeps; scanned axes have the length of the scanned inputs."""
@@ -420,6 +435,15 @@ class _Engine:
 
 
 _SUBGRAPHS = {"If": _Engine.infer_if, "Loop": _Engine.infer_loop, "Scan": _Engine.infer_scan}
+
+
+def _source(value: ir.Value) -> ir.Value:
+    """What a chain of Identity nodes passes on."""
+    node = value.producer()
+    while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
 
 
 def _move(source: ir.Value | None, target: ir.Value, old: Known, new: Known) -> None:

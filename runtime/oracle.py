@@ -21,6 +21,8 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from runtime.oracle_scan import straightened, turned_back
+
 Array = npt.NDArray[Any]
 
 FLOATS: dict[int, np.dtype[Any]] = {
@@ -231,9 +233,12 @@ def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[st
     scope = {name: known[name] for name in {*node.input, *_captured(node)} if name in known}
     if flattened:
         scope[node.input[0]] = _flatten(wide, scope[node.input[0]])
+    scanned = node.op_type == "Scan" and not node.domain and all(node.output)
+    if scanned:
+        wide, scope = straightened(wide, scope)
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(scope[name].dtype), scope[name].shape)
-        for name in dict.fromkeys(node.input)
+        for name in dict.fromkeys(wide.input)
         if name
     ]
     names = [name for name in node.output if name]
@@ -245,6 +250,7 @@ def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[st
             values: Any = evaluator.run(names, scope)
     except Exception as error:
         raise OracleError(f"node {node.name!r} ({node.op_type}) cannot be evaluated: {error}") from error
+    values = turned_back(node, values) if scanned else values
     shape = known[node.input[0]].shape if flattened else None
     arrays = [np.asarray(value) if shape is None else np.reshape(value, shape) for value in values]
     return dict(zip(names, arrays, strict=True))

@@ -4,7 +4,8 @@ Comes in: a node of a standard domain. Goes out: its function, with attributes b
 in the fuser knows are looked up here; see `FORMS`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, cast
 
 import onnx
@@ -16,6 +17,7 @@ FORMS = frozenset(
     {
         ("", "Attention"),
         ("", "GroupNormalization"),
+        ("", "LinearAttention"),
         ("", "RotaryEmbedding"),
         ("", "SwiGLU"),
         ("ai.onnx.preview", "FlexAttention"),
@@ -112,11 +114,26 @@ def _prefix_values(proto: onnx.FunctionProto, prefix: str) -> None:
     outputs = [f"{prefix}{name}" for name in proto.output]
     del proto.output[:]
     proto.output.extend(outputs)
-    for node in proto.node:
-        for names in (node.input, node.output):
-            for index, name in enumerate(names):
-                if name and name not in inputs:
-                    names[index] = f"{prefix}{name}"
+    _prefix_nodes(proto.node, prefix, inputs)
+
+
+def _prefix_nodes(nodes: Iterable[onnx.NodeProto], prefix: str, own: AbstractSet[str]) -> None:
+    """The same in nodes and in what their subgraphs read from outside; `own` names stay."""
+
+    def rename(names: MutableSequence[str], kept: AbstractSet[str]) -> None:
+        for index, name in enumerate(names):
+            if name and name not in kept:
+                names[index] = f"{prefix}{name}"
+
+    for node in nodes:
+        rename(node.input, own)
+        rename(node.output, own)
+        for graph in (attr.g for attr in node.attribute if attr.HasField("g")):
+            inner = {value.name for value in (*graph.input, *graph.initializer)}
+            inner |= {name for made in graph.node for name in made.output}
+            _prefix_nodes(graph.node, prefix, own | inner)
+            for value in graph.output:
+                value.name = value.name if value.name in own | inner else f"{prefix}{value.name}"
 
 
 def _check_operators(proto: onnx.FunctionProto, opset: int) -> None:
