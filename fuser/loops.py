@@ -187,9 +187,9 @@ class _Body:
         if value in self.it.entries:
             return self.it.entries[value](index)
         node = value.producer()
-        if node not in self.own:
+        if node is None or node not in self.own:
             return self.outside.at(value, index)
-        if value not in self.totals and node is not None and (is_dot(node) or node.op_type in KINDS):
+        if value not in self.totals and (is_dot(node) or node.op_type in KINDS):
             self.totals[value] = total_of(node, self.cuts, self.reader, self.equations.totals)
         return self.totals[value](index) if value in self.totals else None
 

@@ -52,7 +52,7 @@ NEAR = 8  # contractions after one that are looked at as its siblings
 ADVICE: dict[str, str] = {  # what would make a region, by the kind that was looked for
     "attention": "express {failed} in operators that read or move single elements (pointwise work, changes of layout)",
     "contraction": "express {failed} as a MatMul, Gemm, two-operand Einsum or 1×1 Conv of floats",
-    "scan": "write the body as arithmetic, contractions and reductions on states and inputs of one step; {failed} is not",
+    "scan": "write a step as arithmetic, contractions and reductions on states and inputs; {failed} is not",
     "row": "express {failed} as Reduce operators or a normalisation over whole rows, with pointwise work around it",
 }
 

@@ -18,7 +18,7 @@ gated (float[batch, seq, 4, 6] q, float[batch, seq, 2, 6] k, float[batch, seq, 2
   present, out = Scan <num_scan_inputs = 4, scan_input_axes = [1, 1, 1, 1], scan_output_axes = [1], body = step (
       float[batch, 2, 6, 9] S, float[batch, 4, 6] qt, float[batch, 2, 6] kt, float[batch, 2, 9] vt, float[batch, 2] gt)
       => (float[batch, 2, 6, 9] S2, float[batch, 4, 9] yt) {
-    gate = Exp(gt)
+    gate = Sigmoid(gt)
     gate1 = Unsqueeze(gate, last)
     gate2 = Unsqueeze(gate1, last)
     kept = Mul(S, gate2)
@@ -83,7 +83,8 @@ selective (float[batch, seq, 16] x, float[batch, seq, 16] dt, float[batch, seq, 
       float[batch, 16] yt) {
     on2 = Identity(on)
     xt = Gather <axis = 1> (x, i)
-    dtt = Gather <axis = 1> (dt, i)
+    raw = Gather <axis = 1> (dt, i)
+    dtt = Softplus(raw)
     bt = Gather <axis = 1> (b, i)
     ct = Gather <axis = 1> (c, i)
     d1 = Unsqueeze(dtt, last)

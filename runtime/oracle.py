@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from runtime.oracle_scan import straightened, turned_back
+from runtime.oracle_loops import stacked, stacking, steps_of, straightened, turned_back
 
 Array = npt.NDArray[Any]
 
@@ -233,9 +233,11 @@ def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[st
     scope = {name: known[name] for name in {*node.input, *_captured(node)} if name in known}
     if flattened:
         scope[node.input[0]] = _flatten(wide, scope[node.input[0]])
-    scanned = node.op_type == "Scan" and not node.domain and all(node.output)
-    if scanned:
+    repeated = node.op_type if not node.domain and all(node.output) else ""
+    if repeated == "Scan":
         wide, scope = straightened(wide, scope)
+    elif repeated == "Loop":
+        wide = stacking(wide, opsets.get("", 1))
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(scope[name].dtype), scope[name].shape)
         for name in dict.fromkeys(wide.input)
@@ -250,7 +252,8 @@ def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[st
             values: Any = evaluator.run(names, scope)
     except Exception as error:
         raise OracleError(f"node {node.name!r} ({node.op_type}) cannot be evaluated: {error}") from error
-    values = turned_back(node, values) if scanned else values
+    if repeated in ("Scan", "Loop"):
+        values = (turned_back if repeated == "Scan" else stacked)(node, values)
     shape = known[node.input[0]].shape if flattened else None
     arrays = [np.asarray(value) if shape is None else np.reshape(value, shape) for value in values]
     return dict(zip(names, arrays, strict=True))
@@ -352,7 +355,7 @@ def _captured(node: onnx.NodeProto) -> set[str]:
 def _reduction_length(node: onnx.NodeProto, known: Mapping[str, Array]) -> int:
     """How many terms one output element of the node sums."""
     shapes = [known[name].shape for name in node.input if name in known]
-    if not shapes or not shapes[0]:
+    if not shapes or not (shapes[0] or node.op_type == "Loop"):
         return 1
     match node.op_type:
         case (
@@ -370,6 +373,8 @@ def _reduction_length(node: onnx.NodeProto, known: Mapping[str, Array]) -> int:
             return shapes[0][0] if turned else shapes[0][-1]
         case "Conv" | "ConvTranspose":
             return math.prod(shapes[1][1:])
+        case "Scan" | "Loop":  # every step sums at most along an axis of a state, and adds to what the last one left
+            return steps_of(node, known) * max(size for shape in shapes for size in shape or (1,))
         case "Einsum" | "Attention":
             return max(size for shape in shapes for size in shape)
         case name if name.startswith("Reduce") or name in ("GlobalAveragePool", "CumSum", "InstanceNormalization"):

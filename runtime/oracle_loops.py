@@ -1,6 +1,8 @@
-"""Scan with any axes and directions for an evaluator that knows axis 0 and forwards only.
+"""Scan and Loop as the standard means them, for an evaluator with gaps.
 
-Comes in: a Scan node and what it reads. Goes out: an equal node over turned inputs, and what turns its outputs back.
+onnx.reference scans along axis 0 and forwards only, and joins what a Loop makes per step along its first axis instead
+of stacking it. Comes in: a node and what it reads. Goes out: a node that it evaluates right, and what turns its outputs
+into those of the first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUT = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
@@ -49,3 +51,36 @@ def _layouts(node: onnx.NodeProto, side: str, count: int) -> list[tuple[int, boo
     axes = known.get(f"scan_{side}_axes") or [0] * count
     directions = known.get(f"scan_{side}_directions") or [0] * count
     return [(int(axis), bool(back)) for axis, back in zip(axes, directions, strict=True)]
+
+
+def stacking(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
+    """The Loop with two axes of 1 before what every step gives out, so that joining along the first one stacks."""
+    plain = onnx.NodeProto()
+    plain.CopyFrom(node)
+    body = next(attribute.g for attribute in plain.attribute if attribute.name == "body")
+    states = len(body.input) - 2
+    for number, value in enumerate(list(body.output)[1 + states :]):
+        name = f"{value.name}#{number}"
+        if opset < 13:
+            body.node.append(helper.make_node("Unsqueeze", [value.name], [name], axes=[0, 1]))
+        else:
+            body.initializer.append(numpy_helper.from_array(np.array([0, 1], np.int64), f"{name}.axes"))
+            body.node.append(helper.make_node("Unsqueeze", [value.name, f"{name}.axes"], [name]))
+        body.output[1 + states + number].CopyFrom(helper.make_empty_tensor_value_info(name))
+    return plain
+
+
+def stacked(node: onnx.NodeProto, values: Sequence[Array]) -> list[Array]:
+    """The outputs of `node` from those of its `stacking` form."""
+    body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+    states = len(body.input) - 2
+    return [*values[:states], *(np.squeeze(value, 1) for value in values[states:])]
+
+
+def steps_of(node: onnx.NodeProto, known: Mapping[str, Array]) -> int:
+    """How many steps a Scan takes, or a Loop at most; 1 when a Loop does not say."""
+    if node.op_type == "Loop":
+        return max(1, int(known[node.input[0]])) if node.input[0] else 1
+    count = next(attribute.i for attribute in node.attribute if attribute.name == "num_scan_inputs")
+    axis, _ = _layouts(node, "input", count)[0]
+    return max(1, known[node.input[len(node.input) - count]].shape[axis])
