@@ -27,4 +27,4 @@ def test_a_recurrence_runs_as_one_node(name: str, tmp_path: Path) -> None:
     for seq in (1, 7):
         feeds = recurrence_feeds(MODELS[name], 3, seq=seq)
         for got, want in zip(session.run(None, feeds), plain.run(None, feeds), strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-4, atol=1e-5)
