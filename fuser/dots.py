@@ -209,8 +209,8 @@ def _einsum(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
         for name, dim in zip(names, shape, strict=True):
             sizes[name] = dim if sizes.get(name, ONE) == ONE else sizes[name]
     inner = [name for name in sizes if name not in out_labels]
-    if not inner or any(name not in labels[0] or name not in labels[1] for name in inner):
-        raise LiftError(f"Einsum {node.name!r} ({equation}) sums over an index that only one operand has, or over none")
+    if any(name not in labels[0] or name not in labels[1] for name in inner):
+        raise LiftError(f"Einsum {node.name!r} ({equation}) sums over an index that only one operand has")
     inner_shape = tuple(sizes[name] for name in inner)
 
     def locate(o: Index, k: Expr) -> tuple[Index, Index]:

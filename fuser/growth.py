@@ -14,7 +14,7 @@ from fuser.cuts import Cuts
 from fuser.dots import is_dot
 from fuser.element import ONE, ZERO, Index, LiftError, shape_of
 from fuser.graph import OUTSIDE, User
-from fuser.lift import Inliner, is_pointwise, rule_of
+from fuser.lift import Inliner, Leaf, is_pointwise, rule_of
 from fuser.lift_views import forward_index
 from fuser.region import Region
 from tilecore.contract.expr import Expr, loads
@@ -50,12 +50,14 @@ class Growth:
     value: dict[ir.Value, Expr]
     nodes: list[ir.Node]
     frame: Frame | None = None
+    mode: str = "side"  # how other operands are read, see `Cuts`
+    bound: Leaf | None = None  # elements of values inside, where they may be read at other places than their own
     refused: dict[ir.Node, LiftError] = field(default_factory=dict[ir.Node, LiftError])
     reader: Inliner = field(init=False)
     _checked: set[ir.Value] = field(default_factory=set[ir.Value])
 
     def __post_init__(self) -> None:
-        self.reader = self.cuts.reader("side", bound=self._bound)
+        self.reader = self.cuts.reader(self.mode, bound=self.bound or self._bound)
 
     def _bound(self, value: ir.Value, index: Index) -> Expr | None:
         if value not in self.value:

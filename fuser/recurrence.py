@@ -12,10 +12,11 @@ from fuser.equations import Equations, Frame, Stored
 from fuser.growth import Growth, grow
 from fuser.loops import recurrence_of
 from fuser.lower import Draft, result
-from tilecore.contract.expr import Expr
-from tilecore.contract.spec import ScanSpec, Tensor
+from tilecore.contract.expr import Const, Expr
+from tilecore.contract.spec import Cell, ScanSpec, Tensor
 
 KIND = "scan"
+LARGEST = 1 << 16  # elements that a group carries or sums in one cell
 
 
 def from_iteration(node: ir.Node, cuts: Cuts) -> Draft:
@@ -39,6 +40,8 @@ def draft_of(
     frame = Frame(equations)
     split = frame.equations
     states, totals, reads = frame.states(), frame.totals(split.totals), frame.totals(split.reads)
+    for part in (*states, *totals, *reads):
+        _check_size(part.cell)
     results = tuple(
         result(cuts, out, frame.axes_of(stored), tuple(map(frame, stored.where)), frame(stored.value))
         for out, stored in zip(outputs, split.results, strict=True)
@@ -49,3 +52,14 @@ def draft_of(
 
     label = f"{KIND} of {len(states)} state{'s' if len(states) > 1 else ''}"
     return Draft(KIND, label, nodes, outputs, programs, spec)
+
+
+def _check_size(cell: Cell) -> None:
+    """LiftError unless a group's part of the cell is of a known size that fits the caches."""
+    count = 1
+    for dim in cell.shape[1:]:
+        if not isinstance(dim, Const):
+            raise LiftError(f"one group of it carries or sums {dim} elements side by side, which has to be a number")
+        count *= int(dim.value)
+    if count > LARGEST:
+        raise LiftError(f"one group of it carries or sums {count} elements; at most {LARGEST} are kept in a kernel")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fuser import attention, contraction, join, recurrence, row
+from fuser import attention, contraction, folds, join, recurrence, row
 from fuser.cuts import Cuts, is_plumbing
 from fuser.dots import Dot, is_dot
 from fuser.element import LiftError, stage
@@ -43,7 +43,7 @@ LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing
     ),
     **{
         ("", name): ("row", f"{name} has no translation into a row program")
-        for name in ("CumSum", "ArgMax", "ArgMin", "TopK", "Hardmax")
+        for name in ("ArgMax", "ArgMin", "TopK", "Hardmax")
     },
 }
 
@@ -195,6 +195,16 @@ def _recurrences(state: _Scan) -> None:
     for node in state.cuts.remains.nodes:
         if is_iteration(node) and _free(state, node):
             state.attempt(recurrence.KIND, node, lambda node=node: recurrence.from_iteration(node, state.cuts))
+    for node in state.cuts.remains.nodes:
+        if folds.is_cumulative(node) and _free(state, node) and not is_plumbing(node, state.cuts.shapes):
+            state.attempt(recurrence.KIND, node, lambda node=node: folds.from_sum(node, state.cuts))
+    for node in state.cuts.remains.nodes:
+        if is_dot(node) and _free(state, node):
+            try:
+                draft = folds.from_sum(node, state.cuts)
+            except LiftError:  # then it is a contraction of its own
+                continue
+            state.attempt(recurrence.KIND, node, lambda draft=draft: draft)
 
 
 def _free(state: _Scan, node: ir.Node) -> bool:

@@ -117,6 +117,100 @@ early (float[batch, 16] x) => (float[batch, 16] y)
 """
 
 
+LINEAR_ATTENTION = """
+<ir_version: 10, opset_import: ["" : 21]>
+linear (float[batch, seq, 32] q, float[batch, keys, 32] k, float[batch, keys, 32] v) => (float[batch, seq, 32] y)
+<int64[4] split = {0, 0, 2, 16}, int64[3] flat = {0, 0, 32}, float one = {1.0}, int64[1] two = {2},
+ int64[1] last = {-1}>
+{
+  q0 = Reshape(q, split)
+  k0 = Reshape(k, split)
+  v0 = Reshape(v, split)
+  q1 = Transpose <perm = [0, 2, 1, 3]> (q0)
+  k1 = Transpose <perm = [0, 2, 1, 3]> (k0)
+  v1 = Transpose <perm = [0, 2, 1, 3]> (v0)
+  q2 = Elu(q1)
+  k2 = Elu(k1)
+  phi_q = Add(q2, one)
+  phi_k = Add(k2, one)
+  turned = Transpose <perm = [0, 1, 3, 2]> (phi_k)
+  kv = MatMul(turned, v1)
+  total = ReduceSum <keepdims = 0> (phi_k, two)
+  column = Unsqueeze(total, last)
+  norm = MatMul(phi_q, column)
+  read = MatMul(phi_q, kv)
+  out = Div(read, norm)
+  back = Transpose <perm = [0, 2, 1, 3]> (out)
+  y = Reshape(back, flat)
+}
+"""
+
+LINEAR_EINSUM = """
+<ir_version: 10, opset_import: ["" : 21]>
+einsum (float[batch, seq, 2, 16] q, float[batch, keys, 2, 16] k, float[batch, keys, 2, 24] v)
+    => (float[batch, seq, 2, 24] y)
+<int64[1] one = {1}, int64[1] last = {-1}, float tiny = {1e-4}>
+{
+  phi_q = Exp(q)
+  phi_k = Exp(k)
+  kv = Einsum <equation = "nshd,nshm->nhmd"> (phi_k, v)
+  total = ReduceSum <keepdims = 1> (phi_k, one)
+  shares = Mul(phi_q, total)
+  norm = ReduceSum <keepdims = 1> (shares, last)
+  safe = Add(norm, tiny)
+  inverse = Reciprocal(safe)
+  read = Einsum <equation = "nlhd,nhmd->nlhm"> (phi_q, kv)
+  y = Mul(inverse, read)
+}
+"""
+
+CAUSAL_CUMSUM = """
+<ir_version: 10, opset_import: ["" : 21]>
+causal (float[batch, 2, seq, 8] q, float[batch, 2, seq, 8] k, float[batch, 2, seq, 16] v)
+    => (float[batch, 2, seq, 16] y)
+<int64 two = {2}, int64[1] last = {-1}, int64[1] row = {-2}, float one = {1.0}>
+{
+  q1 = Elu(q)
+  k1 = Elu(k)
+  phi_q = Add(q1, one)
+  phi_k = Add(k1, one)
+  kc = Unsqueeze(phi_k, last)
+  vr = Unsqueeze(v, row)
+  outer = MatMul(kc, vr)
+  kv = CumSum(outer, two)
+  total = CumSum(phi_k, two)
+  qr = Unsqueeze(phi_q, row)
+  read = MatMul(qr, kv)
+  num = Squeeze(read, row)
+  shares = Mul(phi_q, total)
+  norm = ReduceSum <keepdims = 1> (shares, last)
+  y = Div(num, norm)
+}
+"""
+
+CAUSAL_EINSUM = """
+<ir_version: 10, opset_import: ["" : 21]>
+causal (float[batch, 2, seq, 8] q, float[batch, 2, seq, 8] k, float[batch, 2, seq, 16] v)
+    => (float[batch, 2, seq, 16] y)
+<int64 two = {2}>
+{
+  outer = Einsum <equation = "bhnd,bhne->bhnde"> (k, v)
+  kv = CumSum(outer, two)
+  y = Einsum <equation = "bhnd,bhnde->bhne"> (q, kv)
+}
+"""
+
+CUMULATIVE = """
+<ir_version: 10, opset_import: ["" : 21]>
+cumulative (float[batch, seq, 12] x) => (float[batch, seq, 12] y)
+<int64 axis = {-2}, float half = {0.5}>
+{
+  sums = CumSum <exclusive = 1, reverse = 1> (x, axis)
+  y = Mul(sums, half)
+}
+"""
+
+
 def _model(text: str, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
     model = onnx.parser.parse_model(text)
     for name, array in (weights or {}).items():
@@ -137,6 +231,11 @@ def recurrence_models(seed: int = 0) -> dict[str, onnx.ModelProto]:
         "scan-backwards": _model(SCAN_BACKWARDS),
         "scan-recurrent": _model(SCAN_RECURRENT, {"weight": normal(8, 8) / 3, "into": normal(5, 8)}),
         "loop-selective": _model(LOOP_SELECTIVE, {"A": -np.abs(normal(16, 4))}),
+        "linear-attention": _model(LINEAR_ATTENTION),
+        "linear-einsum": _model(LINEAR_EINSUM),
+        "causal-cumsum": _model(CAUSAL_CUMSUM),
+        "causal-einsum": _model(CAUSAL_EINSUM),
+        "cumulative": _model(CUMULATIVE),
     }
 
 
@@ -145,13 +244,13 @@ def early_exit_model() -> onnx.ModelProto:
     return _model(LOOP_EARLY)
 
 
-def recurrence_feeds(model: onnx.ModelProto, seed: int, *, batch: int = 2, seq: int = 5) -> Feeds:
+def recurrence_feeds(model: onnx.ModelProto, seed: int, *, batch: int = 2, seq: int = 5, keys: int = 6) -> Feeds:
     """Inputs for a model of this module; gates and step widths keep states bounded."""
     rng = np.random.default_rng(seed)
     feeds: Feeds = {}
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
-        sizes = [{"batch": batch, "seq": seq}.get(dim.dim_param, dim.dim_value) for dim in dims]
+        sizes = [{"batch": batch, "seq": seq, "keys": keys}.get(dim.dim_param, dim.dim_value) for dim in dims]
         array = rng.standard_normal(sizes).astype(np.float32)
         feeds[value.name] = -np.abs(array) if value.name == "g" else np.abs(array) if value.name == "dt" else array
     return feeds
