@@ -5,7 +5,7 @@ with it, the sums over states that read it out, and what follows. Invariant: wha
 and what reads a state after the last one (contractions) never meet in one region.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -170,7 +170,7 @@ class _Recurrence:
         nodes = sorted((fold.node for fold in self.folds), key=order.__getitem__)
         where = {fold.node.outputs[0]: fold.where for fold in self.folds}
         value = {fold.node.outputs[0]: fold.value for fold in self.folds}
-        frame = Frame(lambda out: None, self.made)
+        frame = Frame(lambda out: None, self.made, lambda node, growth: ())
         self.growth = Growth(self.cuts, where, value, nodes, frame, mode="inside", bound=self.element)
 
     def draft(self) -> Draft:
@@ -223,7 +223,7 @@ class _Recurrence:
         time = self.equations.time
         return entry in (time, extent_of(time) - 1 - time)
 
-    def made(self, node: ir.Node, reader: Inliner) -> Made | None:
+    def made(self, node: ir.Node, where: Mapping[ir.Value, Index], reader: Inliner) -> Made | None:
         """What a contraction, a reduction or pointwise work makes of values inside."""
         self.aligned.clear()
         if is_total(node):

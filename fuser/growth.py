@@ -57,7 +57,10 @@ class Growth:
     _checked: set[ir.Value] = field(default_factory=set[ir.Value])
 
     def __post_init__(self) -> None:
-        self.reader = self.cuts.reader(self.mode, bound=self.bound or self._bound)
+        self.reader = self._reader()
+
+    def _reader(self) -> Inliner:
+        return self.cuts.reader(self.mode, bound=self.bound or self._bound)
 
     def _bound(self, value: ir.Value, index: Index) -> Expr | None:
         if value not in self.value:
@@ -94,7 +97,7 @@ class Growth:
             if not self.add(node):
                 self.where, self.value = where, value
                 del self.nodes[count:]
-                self.reader = self.cuts.reader("side", bound=self._bound)
+                self.reader = self._reader()
                 return False
         return True
 
@@ -108,7 +111,8 @@ class Growth:
 
     def loaded(self) -> set[ir.Value]:
         """What the programs of the values inside load."""
-        return {self.cuts.values[load.source.name] for value in self.value.values() for load in loads(value)}
+        sources = (load.source for value in self.value.values() for load in loads(value))
+        return {self.cuts.values[source.name] for source in sources if not isinstance(source, Cell)}
 
     def _made(self, node: ir.Node) -> Made:
         if node not in self.cuts.remains.alive or any(value in self.cuts.remains.makers for value in node.outputs):
