@@ -79,6 +79,10 @@ def _sharing(node: ir.Node, first: Fold, cuts: Cuts, number: int) -> Fold | None
 def _fold(node: ir.Node, cuts: Cuts, number: int) -> Fold:
     if is_cumulative(node):
         return _cumulative(node, cuts, number)
+    if is_dot(node):
+        dot = dot_of(node, cuts.shapes)
+        if any(_is_weight(value) for value in (dot.left, dot.right)):
+            raise LiftError(f"{node.op_type} {node.name!r} multiplies by weights", node=node)
     made: list[Equation] = []
     products: set[ir.Node] = set()
     reader = _terms(cuts, products)
@@ -89,10 +93,6 @@ def _fold(node: ir.Node, cuts: Cuts, number: int) -> Fold:
     assert sum_of.over is not None
     time = Var("t", extent=extent_of(sum_of.over))
     term = substitute(sum_of.value, {sum_of.over: time})
-    if is_dot(node):
-        dot = dot_of(node, cuts.shapes)
-        if any(_is_weight(value) for value in (dot.left, dot.right)):
-            raise LiftError(f"{node.op_type} {node.name!r} multiplies by weights", node=node)
     axes = axes_of(shape_of(node.outputs[0], cuts.shapes), f"s{number}_")
     own = substitute(term, dict(zip(sum_of.axes, axes, strict=True)))
     return Fold(node, time, _carried(sum_of.cell, axes, own), own, axes, element(axes), frozenset(products))
@@ -211,8 +211,9 @@ class _Recurrence:
         for own, asked in zip(self.growth.where[value], index, strict=True):
             if own == asked:
                 continue
-            if self._is_now(own) and isinstance(asked, Var):
-                self.aligned[asked] = own
+            if self._is_now(own) and isinstance(asked, Var) and asked != self.equations.time:
+                if self.aligned.setdefault(asked, own) != own:
+                    raise LiftError(f"{value.name!r} runs along with the steps the other way round")
             elif isinstance(own, Var) and own != self.equations.time and moved.get(own, asked) == asked:
                 moved[own] = asked
             elif own != ZERO or asked != ZERO:

@@ -211,6 +211,18 @@ cumulative (float[batch, seq, 12] x) => (float[batch, seq, 12] y)
 """
 
 
+BOTH_WAYS = """
+<ir_version: 10, opset_import: ["" : 21]>
+both (float[batch, seq, 12] x) => (float[batch, seq, 12] y)
+<int64 axis = {1}>
+{
+  before = CumSum (x, axis)
+  after = CumSum <exclusive = 1, reverse = 1> (x, axis)
+  y = Mul(before, after)
+}
+"""
+
+
 def _model(text: str, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
     model = onnx.parser.parse_model(text)
     for name, array in (weights or {}).items():
@@ -254,3 +266,8 @@ def recurrence_feeds(model: onnx.ModelProto, seed: int, *, batch: int = 2, seq: 
         array = rng.standard_normal(sizes).astype(np.float32)
         feeds[value.name] = -np.abs(array) if value.name == "g" else np.abs(array) if value.name == "dt" else array
     return feeds
+
+
+def both_ways_model() -> onnx.ModelProto:
+    """What a sum so far and a sum from here on make together: no step knows both."""
+    return _model(BOTH_WAYS)

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from region_oracle import check_regions, scanned
 
-from models.recurrences import early_exit_model, recurrence_feeds, recurrence_models
+from models.recurrences import both_ways_model, early_exit_model, recurrence_feeds, recurrence_models
 from tilecore.contract.spec import ScanSpec
 
 MODELS = recurrence_models()
@@ -31,6 +31,13 @@ def test_heads_are_groups_of_their_own(tmp_path: Path) -> None:
     assert [len(state.axes) for state in region.spec.states] == [2]
     assert region.spec.column is not None
     assert str(region.spec.column.extent) == "9"
+
+
+def test_sums_in_opposite_directions_are_kept_apart(tmp_path: Path) -> None:
+    found = scanned(both_ways_model(), tmp_path)
+    assert len(found.of("scan")) == 2, found.misses
+    for seq in (1, 5):
+        check_regions(found, recurrence_feeds(both_ways_model(), 1, seq=seq))
 
 
 def test_a_loop_that_may_end_early_is_left_with_the_reason(tmp_path: Path) -> None:
