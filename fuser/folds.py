@@ -147,6 +147,8 @@ def _check_order(fold: Fold) -> None:
     """LiftError for a contraction along memory of few elements: scores of queries and keys rather than a state."""
     if is_cumulative(fold.node):
         return
+    if all(dim == ONE for dim in fold.state.old.shape):
+        raise LiftError("it sums to one number", node=fold.node)
     reads = [load for load in loads(fold.term) if fold.time in variables(load)]
     along = all(fold.time in variables(load.index[-1]) for load in reads)
     if along and sample(extent_of(fold.time)) <= max(sample(dim) for dim in fold.state.old.shape):

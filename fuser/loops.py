@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fuser.cuts import Cuts
-from fuser.dots import axes_of, dot_of, is_dot
+from fuser.dots import Dot, axes_of, dot_of, is_dot
 from fuser.element import ONE, Index, LiftError, Shape, attribute, content_of, dtype_of, shape_of
 from fuser.equations import Carried, Equation, Equations, cell_of
 from fuser.lift import Inliner
@@ -232,21 +232,27 @@ def total_of(
     axes = axes_of(shape_of(out, cuts.shapes), f"{name}{len(totals)}_")
     if is_dot(node):
         dot = dot_of(node, cuts.shapes)
+        if dot.integer:
+            raise LiftError(f"{node.op_type} {node.name!r} sums integers; recurrences are computed in f32", node=node)
         if dot.depth == ONE:
 
             def product(index: Index) -> Expr:
                 left, right = dot.locate(index, const(0))
-                value = cast(reader.at(dot.left, left), DType.F32) * cast(reader.at(dot.right, right), DType.F32)
+                value = _product(dot, reader, left, right)
                 return dot.finish(value, index, reader.at)
 
             return product
         over = Var(f"k{len(totals)}", extent=dot.depth)
         left, right = dot.locate(axes, over)
-        value = cast(reader.at(dot.left, left), DType.F32) * cast(reader.at(dot.right, right), DType.F32)
+        value = _product(dot, reader, left, right)
         cell = cell_of(f"{name}{len(totals)}", DType.F32, shape_of(out, cuts.shapes))
         totals.append(Equation(cell, axes, value, over, "sum"))
         return lambda index: dot.finish(Load(cell, index), index, reader.at)
     return _reduction(node, axes, cuts, reader, (totals, name))
+
+
+def _product(dot: Dot, reader: Inliner, left: Index, right: Index) -> Expr:
+    return cast(dot.read(0, reader.at, left), DType.F32) * cast(dot.read(1, reader.at, right), DType.F32)
 
 
 def _reduction(
