@@ -55,8 +55,8 @@ def grouped_query_attention(form: Form, key: str) -> ir.Function:
             rotate(form, x, tables, positions, half=half, width=sizes.width, interleaved=interleaved) for x in (q, k)
         )
     if form.has(3):
-        index = _places(form, lengths)
-        k, v = (_appended(form, form.input(3 + i), x, index) for i, x in enumerate((k, v)))
+        index, valid = _places(form, lengths)
+        k, v = (_appended(form, form.input(3 + i), x, index, valid) for i, x in enumerate((k, v)))
     presents = [form.op("Identity", x) if form.gives(1 + i) else None for i, x in enumerate((k, v))]
     if form.has(3):
         k, v = (_first(form, x, lengths.total) for x in (k, v))
@@ -126,26 +126,28 @@ def _positions(form: Form, lengths: Lengths) -> ir.Value:
     return form.op("Where", form.op("Equal", lengths.new, lengths.total), counted, given)
 
 
-def _places(form: Form, lengths: Lengths) -> ir.Value:
-    """For every place of the present cache, where it is in (past, new, a row of zeros). [b, 1, t, 1]."""
+def _places(form: Form, lengths: Lengths) -> tuple[ir.Value, ir.Value]:
+    """For every place of the present cache: where it is in (past, new), and whether it holds a token. [b, 1, t, 1]."""
     room = form.dim(form.input(3), 2)
     places = form.range(form.scalar(form.larger(room, lengths.total)))
     step = form.op("Sub", places, lengths.past)
-    zeros = form.op("Add", room, lengths.new)
-    appended = form.op("Where", form.op("Less", step, lengths.new), form.op("Add", step, room), zeros)
-    index = form.op("Where", form.op("Less", step, form.integer(0)), places, appended)
-    index = form.smaller(form.larger(index, form.integer(0)), zeros)  # whatever seqlens_k says, no read is outside
-    return form.unsqueeze(index, 1, 3)
+    cached = form.op("Less", step, form.integer(0))
+    valid = form.op("Less", step, lengths.new)
+    appended = form.op("Where", valid, form.op("Add", step, room), form.integer(0))
+    index = form.op("Where", cached, places, appended)
+    end = form.op("Sub", form.op("Add", room, lengths.new), form.integer(1))
+    index = form.smaller(form.larger(index, form.integer(0)), end)  # whatever seqlens_k says, no read is outside
+    return form.unsqueeze(index, 1, 3), form.unsqueeze(valid, 1, 3)
 
 
-def _appended(form: Form, past: ir.Value, new: ir.Value, index: ir.Value) -> ir.Value:
-    """The present cache. The row of zeros makes every index one of a row, also where past and new are empty."""
-    whole = form.op("Shape", past)
-    batch, heads, width = (form.op("Gather", whole, form.ints(axis), axis=0) for axis in (0, 1, 3))
-    zeros = form.op("Expand", form.number(0.0, form.dtype(0)), form.vector(batch, heads, form.ints(1), width))
-    rows = form.op("Concat", past, new, zeros, axis=2)
-    shape = form.vector(batch, heads, form.dim(index, 2), width)
-    return form.op("GatherElements", rows, form.op("Expand", index, shape), axis=2)
+def _appended(form: Form, past: ir.Value, new: ir.Value, index: ir.Value, valid: ir.Value) -> ir.Value:
+    """The present cache."""
+    both = form.op("Concat", past, new, axis=2)
+    whole = form.op("Shape", both)
+    sizes = [form.op("Gather", whole, form.ints(axis), axis=0) for axis in (0, 1, 3)]
+    shape = form.vector(sizes[0], sizes[1], form.dim(index, 2), sizes[2])
+    gathered = form.op("GatherElements", both, form.op("Expand", index, shape), axis=2)
+    return form.op("Where", valid, gathered, form.number(0.0, form.dtype(0)))
 
 
 def _first(form: Form, value: ir.Value, length: ir.Value) -> ir.Value:
