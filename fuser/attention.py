@@ -329,7 +329,7 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
     if found.weights.factor is not None:
         acc = acc * substitute(found.weights.factor, axes.renamed)
     value = found.second.finish(acc, where, cuts.reader("side").at)
-    core = _core(found)
+    core = found.site.nodes | {found.first.node, found.second.node}
     growth = Growth(cuts, {found.second.out: where}, {found.second.out: value}, [found.second.node])
     extent = grow(growth)
     if not extent.results:
@@ -362,19 +362,6 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
         programs += [made.value, *made.place.index]
     label = _label(found, in_axes["score"], q)
     return Draft(KIND, label, core | frozenset(extent.nodes), extent.results, tuple(programs), spec)
-
-
-def _core(found: Found) -> frozenset[ir.Node]:
-    """The nodes without an element rule: the two contractions and the softmax with its pieces."""
-    pieces: set[ir.Node] = {found.first.node, found.second.node, found.site.node}
-    if found.site.node.op_type == "Div":
-        for value in found.site.node.inputs:
-            node = None if value is None else value.producer()
-            while node is not None and node not in pieces and node.outputs[0] is not found.site.input:
-                pieces.add(node)
-                sources = [s.producer() for s in node.inputs if s is not None and s is not found.site.input]
-                node = next((s for s in reversed(sources) if s is not None), None)
-    return frozenset(pieces)
 
 
 def _label(found: Found, score: Expr, query: Var) -> str:

@@ -1,4 +1,4 @@
-"""Where a graph normalises by a softmax: the operator, or exp(x − max x) / Σ exp(x − max x) in pieces.
+"""Where a graph normalises by a softmax: the operator, exp of its logarithm, or exp(x − max x) / Σ exp(x − max x).
 
 Comes in: nodes. Goes out: `Site`s: the probabilities, the scores, and the axes that are summed over.
 """
@@ -15,12 +15,13 @@ from tilecore.contract.expr import Const
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One softmax: `output` = softmax of `input` over `axes` (all of them together)."""
+    """One softmax: `output` = softmax of `input` over `axes` (all of them together), by `nodes` up to `node`."""
 
     node: ir.Node
     input: ir.Value
     output: ir.Value
     axes: tuple[int, ...]
+    nodes: frozenset[ir.Node]
 
 
 def sites_of(nodes: Iterable[ir.Node], shapes: Shapes, opset: int) -> dict[ir.Value, Site]:
@@ -32,6 +33,8 @@ def sites_of(nodes: Iterable[ir.Node], shapes: Shapes, opset: int) -> dict[ir.Va
         site = None
         if node.op_type == "Softmax":
             site = _operator(node, shapes, opset)
+        elif node.op_type == "Exp":
+            site = _exponential(node, shapes, opset)
         elif node.op_type == "Div":
             site = _pieces(node, shapes, opset)
         if site is not None:
@@ -50,7 +53,16 @@ def _operator(node: ir.Node, shapes: Shapes, opset: int) -> Site | None:
     shape = None if value is None else shapes.shape(value)
     if value is None or not shape:
         return None
-    return Site(node, value, node.outputs[0], softmax_axes(node, len(shape), opset))
+    return Site(node, value, node.outputs[0], softmax_axes(node, len(shape), opset), frozenset((node,)))
+
+
+def _exponential(node: ir.Node, shapes: Shapes, opset: int) -> Site | None:
+    """exp(log softmax x)."""
+    logarithm = None if node.inputs[0] is None else node.inputs[0].producer()
+    if logarithm is None or logarithm.op_type != "LogSoftmax" or logarithm.graph is not node.graph:
+        return None
+    site = _operator(logarithm, shapes, opset)
+    return None if site is None else Site(node, site.input, node.outputs[0], site.axes, site.nodes | {node})
 
 
 def _pieces(node: ir.Node, shapes: Shapes, opset: int) -> Site | None:
@@ -66,7 +78,8 @@ def _pieces(node: ir.Node, shapes: Shapes, opset: int) -> Site | None:
     peak = None if top is None else top.producer()
     if scores is None or peak is None or peak.op_type != "ReduceMax" or peak.inputs[0] is not scores:
         return None
-    if any(piece.graph is not node.graph for piece in (exp, total, shifted, peak)):
+    pieces = frozenset((node, exp, total, shifted, peak))
+    if any(piece.graph is not node.graph for piece in pieces):
         return None
     try:
         axes = [reduced_axes(reduce, shapes, opset) for reduce in (total, peak)]
@@ -74,7 +87,7 @@ def _pieces(node: ir.Node, shapes: Shapes, opset: int) -> Site | None:
         return None
     if axes[0] != axes[1] or not all(int(attribute(reduce, "keepdims", 1)) for reduce in (total, peak)):
         return None
-    return Site(node, scores, node.outputs[0], axes[0])
+    return Site(node, scores, node.outputs[0], axes[0], pieces)
 
 
 def reduced_axes(node: ir.Node, shapes: Shapes, opset: int) -> tuple[int, ...]:
