@@ -10,7 +10,7 @@ from region_oracle import check_regions, scanned
 
 from models.attention_mix import FEATURES, Mix, build, draw, feeds
 
-GRAPHS = 60
+GRAPHS = 20
 
 
 @st.composite
