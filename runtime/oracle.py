@@ -264,7 +264,7 @@ def _flatten(node: onnx.NodeProto, value: Array) -> Array:
     axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
     del node.attribute[:]
     node.attribute.append(helper.make_attribute("axis", 1))
-    return value.reshape(math.prod(value.shape[:axis]), -1)
+    return value.reshape(math.prod(value.shape[:axis]), math.prod(value.shape[axis:]))
 
 
 def _widen(value: Array) -> Array:

@@ -63,6 +63,11 @@ def test_softmax_before_opset_13_normalises_the_flattened_rows() -> None:
     np.testing.assert_allclose(value_of("Softmax", x, opset=13, axis=1).sum(axis=1), 1.0, rtol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 3), (0, 2, 3), (2, 3, 0)], ids=str)
+def test_softmax_before_opset_13_of_nothing_is_empty(shape: tuple[int, ...]) -> None:
+    assert value_of("Softmax", np.zeros(shape, np.float32), opset=11, axis=2).shape == shape
+
+
 def test_gather_elements_takes_fewer_rows_than_the_data_has() -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     indices = np.array([[3, 0], [1, 1]])
