@@ -245,7 +245,7 @@ def relative_error(got: Array, want: Array) -> float:
         return float("inf")
     if not finite.any():
         return 0.0
-    return float(np.max(np.abs(left - right)[finite]) / max(np.max(np.abs(right[finite])), 1e-30))
+    return float(np.max(np.abs(left[finite] - right[finite])) / max(np.max(np.abs(right[finite])), 1e-30))
 
 
 def computing(path: Path) -> Iterator[str]:

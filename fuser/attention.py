@@ -4,39 +4,62 @@ Comes in: the second contraction. Goes out: a draft of the region, or a refusal 
 Nothing is matched but the two sums and the softmax: all that lies between and around them is inlined as expressions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fuser.beside import KeyReductions, Tap, absorbed, check_tap, key_reductions, taps_of, without_f64
 from fuser.cuts import Cuts, trail
 from fuser.dots import Dot, axes_of, dot_of, is_dot
 from fuser.element import ONE, ZERO, At, Index, LiftError, flatten, joined, shape_of, stage, unflatten
 from fuser.growth import Growth, grow
 from fuser.lower import Draft, result
 from fuser.quantized import fits_sum, levels, scaled
-from fuser.region import Region, name_of
+from fuser.region import name_of
 from fuser.softmax import Site
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Var, cast, const, loads, substitute, variables, walk
-from tilecore.contract.spec import AttentionSpec, Tensor, View
+from tilecore.contract.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    apply,
+    cast,
+    const,
+    loads,
+    select,
+    substitute,
+    variables,
+    walk,
+)
+from tilecore.contract.spec import PROBABILITY, AttentionSpec, Result, Tensor, View
 
 RAW = Var("raw", DType.F32)
 INTEGER_RAW = Var("raw", DType.I32)
-PROBABILITY = Var("p", DType.F32)
 ACC = Var("acc", DType.F32)
 KIND = "attention"
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How the probabilities enter the second sum: with a NaN guard, and times a factor that no key changes.
+    """How the probabilities enter the second sum: with a NaN guard, then `finish`ed as the sum `ACC` itself may be.
 
-    `program` is any other program of the probability `PROBABILITY`, then with neither.
+    `finish` multiplies by a factor or gives 0 for whole rows; no key changes it. `program` is any other program of the
+    probability `PROBABILITY`, then with neither.
     """
 
     guard: bool
-    factor: Expr | None
+    finish: Expr
     program: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What else the region computes: reductions over the keys, and scores or probabilities that others read."""
+
+    reductions: KeyReductions
+    taps: tuple[Tap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +75,11 @@ class Found:
     q: Expr
     k: Expr
     v: Expr
+    total: Expr
     score: Expr
     sink: Expr | None
     weights: Weights
+    beside: Beside
 
 
 def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
@@ -79,9 +104,14 @@ def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
                 )
             site = cuts.sites[reached[0]]
             with stage(f"its weights come from the softmax {name_of(site.node)!r}", node=site.node):
-                probability = cuts.reader("side", anchors=frozenset(reached), through=through).at(weights, where)
+                users = _makers_of(trail(site.input, frozenset(dots))[0]) | site.nodes
+                beside = key_reductions(cuts, weights, through, users, key)
+                inside = absorbed(cuts, beside.through, users | beside.nodes)
+                reader = cuts.reader("side", anchors=frozenset(reached), through=inside, bound=beside.leaf)
+                probability = reader.at(weights, where)
                 v = cuts.reader("operand").at(values, place)
-                return _between(second, site, dots, cuts, (o, key, probability, v))
+                read = Read(site, through, inside, probability, reader.at, beside)
+                return _between(second, read, dots, cuts, (o, key, v))
         except LiftError as error:
             refusals.append(error)
     if refusals:
@@ -89,17 +119,26 @@ def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
     return None
 
 
-def _between(
-    second: Dot, site: Site, dots: dict[ir.Value, Dot], cuts: Cuts, parts: tuple[Index, Var, Expr, Expr]
-) -> Draft:
-    o, key, probability, v = parts
-    load = _only(probability, cuts, site.output, "the probabilities are read at more than one key")
-    weights = weights_of(probability, load, key)
-    if _kept(site, second, cuts):
-        raise LiftError(
-            f"the probabilities of {site.node.name!r} are needed elsewhere too, so they are computed anyway",
-            advice="export without the attention weights as an output (output_attentions=False), if nothing needs them",
-        )
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The weights of the second sum as read: `through` lies between them and the softmax, `inside` beside that too."""
+
+    site: Site
+    through: frozenset[ir.Value]
+    inside: frozenset[ir.Value]
+    probability: Expr
+    at: At
+    reductions: KeyReductions
+
+    def aside(self, value: ir.Value, index: Index) -> Expr | None:
+        """The element of a value that is computed inside beside the weights."""
+        return self.at(value, index) if value in self.inside else self.reductions.leaf(value, index)
+
+
+def _between(second: Dot, read: Read, dots: dict[ir.Value, Dot], cuts: Cuts, parts: tuple[Index, Var, Expr]) -> Draft:
+    o, key, v = parts
+    site = read.site
+    load = _only(read.probability, cuts, site.output, "the probabilities are read at more than one key")
     position, rows = _softmax_index(load, site, key, cuts)
     shape = shape_of(site.input, cuts.shapes)
     total = shape[position]
@@ -112,15 +151,21 @@ def _between(
         )
     problems: list[LiftError] = []
     for anchor in reached:
-        reader = cuts.reader("side", anchors=frozenset({anchor}), through=trail(site.input, frozenset({anchor}))[0])
+        through = trail(site.input, frozenset({anchor}))[0]
+        inner = core_of(dots[anchor], second, site) | _makers_of(read.through | through) | read.reductions.nodes
+        inside = absorbed(cuts, through, inner)
+        reader = cuts.reader("side", anchors=frozenset({anchor}), through=inside)
         try:
             first = dots[anchor]
             with stage(f"its scores come from {first.node.op_type} {name_of(first.node)!r}", node=first.node):
                 score = reader.at(site.input, (*rows[:position], load.index[position], *rows[position + 1 :]))
                 sizes = (total, second.depth, load.index[position], key)
                 sink = _sink(reader.at, site, (position, rows), sizes, anchor)
-                found = _scores(second, first, site, cuts, (o, key, score, sink, v, weights))
-                return _draft(found, cuts)
+                shares = _share_taps(read, load, inner, cuts)
+                weights = weights_of(read.probability, load, key, simple=not shares)
+                found = _scores(second, first, site, cuts, (o, key, score, sink, v, weights, read.reductions))
+                scores = _score_taps(found, score, through, inner, cuts, (reader.at, inside))
+                return _draft(replace(found, beside=Beside(read.reductions, (*scores, *shares))), cuts)
         except LiftError as error:
             problems.append(error)
     raise joined(problems)
@@ -133,51 +178,44 @@ def _only(expr: Expr, cuts: Cuts, value: ir.Value, problem: str) -> Load:
     return found[0]
 
 
-def _kept(site: Site, second: Dot, cuts: Cuts) -> bool:
-    """Whether something besides this contraction needs the probabilities."""
-    ends: set[ir.Node] = set()
-    stack, seen = [site.output], {site.output}
-    while stack:
-        for user in cuts.remains.users_of(stack.pop()):
-            if isinstance(user, str | Region):
-                return True
-            if is_dot(user):
-                ends.add(user)
-                continue
-            if cuts.remains.position[user] > cuts.remains.position[second.node]:
-                return True
-            for out in user.outputs:
-                if out not in seen:
-                    seen.add(out)
-                    stack.append(out)
-    return bool(ends - {second.node})
+def _makers_of(values: frozenset[ir.Value]) -> frozenset[ir.Node]:
+    return frozenset(node for value in values if (node := value.producer()) is not None)
 
 
-def weights_of(expr: Expr, load: Load, key: Var) -> Weights:
-    """Reads a program of the probability `load`: itself, guarded against NaN, or times a factor without the key.
+def _share_taps(read: Read, load: Load, inner: frozenset[ir.Node], cuts: Cuts) -> list[Tap]:
+    """The probabilities, and what is made of them on their way to the second sum, where something else reads it."""
+    start = (read.site.output, load.index, cast(PROBABILITY, load.dtype))
+    return taps_of(cuts, start, read.through, inner, read.aside)
 
-    Any other program needs the normalised probability itself, which takes a second pass over the keys.
+
+def weights_of(expr: Expr, load: Load, key: Var, *, simple: bool = True) -> Weights:
+    """Reads a program of the probability `load`: itself, guarded against NaN, or finished without the key.
+
+    Any other program, or any at all unless `simple`, needs the normalised probability itself, which takes a second pass
+    over the keys.
     """
-    simple = _simple_weights(expr, load, key)
-    if simple is not None:
-        return simple
-    if not load.dtype.is_float or not expr.dtype.is_float or DType.F64 in (load.dtype, expr.dtype):
+    found = _simple_weights(expr, load, key) if simple else None
+    if found is not None:
+        return found
+    if not load.dtype.is_float or not expr.dtype.is_float:
         raise LiftError(
             f"after the softmax the probabilities p go through {_sketch(expr, load)}, which is no real number"
         )
-    return Weights(False, None, cast(substitute(expr, {load: cast(PROBABILITY, load.dtype)}), DType.F32))
+    program = without_f64(cast(substitute(expr, {load: cast(PROBABILITY, load.dtype)}), DType.F32))
+    return Weights(False, ACC, None if program == PROBABILITY else program)
 
 
 def _simple_weights(expr: Expr, load: Load, key: Var) -> Weights | None:
     if expr == load:
-        return Weights(False, None)
+        return Weights(False, ACC)
     if isinstance(expr, Op):
         if expr.name == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
             return _simple_weights(expr.args[0], load, key)
         if expr.name == "select":
             inner = _guarded(expr)
-            if inner is not None and _simple_weights(inner, load, key) == Weights(False, None):
-                return Weights(True, None)
+            if inner is not None and _simple_weights(inner, load, key) == Weights(False, ACC):
+                return Weights(True, ACC)
+            return _without_rows(expr, load, key)
         if expr.name in ("mul", "div"):
             left, right = expr.args
             if expr.name == "mul" and load in loads(right):
@@ -187,9 +225,23 @@ def _simple_weights(expr: Expr, load: Load, key: Var) -> Weights | None:
                 if inner is None:
                     return None
                 factor = cast(right, DType.F32)
-                if expr.name == "div":
-                    factor = const(1.0) / factor
-                return Weights(inner.guard, factor if inner.factor is None else inner.factor * factor)
+                return Weights(inner.guard, apply(expr.name, inner.finish, factor))
+    return None
+
+
+def _without_rows(expr: Op, load: Load, key: Var) -> Weights | None:
+    """Weights that are 0 in whole rows, by a condition that no key changes."""
+    condition, *branches = expr.args
+    if load in loads(condition) or key in variables(condition):
+        return None
+    for zero, other in (branches, branches[::-1]):
+        if isinstance(zero, Const) and zero.value == 0:
+            inner = _simple_weights(other, load, key)
+            if inner is None:
+                return None
+            nothing = const(0.0)
+            pair = (nothing, inner.finish) if zero is branches[0] else (inner.finish, nothing)
+            return Weights(inner.guard, select(condition, *pair))
     return None
 
 
@@ -253,9 +305,9 @@ def _scores(
     first: Dot,
     site: Site,
     cuts: Cuts,
-    parts: tuple[Index, Var, Expr, Expr | None, Expr, Weights],
+    parts: tuple[Index, Var, Expr, Expr | None, Expr, Weights, KeyReductions],
 ) -> Found:
-    o, key, score, sink, v, weights = parts
+    o, key, score, sink, v, weights, reductions = parts
     load = _only(score, cuts, first.out, "each score is made of more than one dot product")
     width = Var("d", extent=first.depth)
     reader = cuts.reader("operand")
@@ -280,7 +332,29 @@ def _scores(
             "f64 attention would be computed in f32",
             advice="convert the model to float32 where that is accurate enough",
         )
-    return Found(second, first, site, o, key, width, q, k, v, score, sink, weights)
+    return Found(second, first, site, o, key, width, q, k, v, total, score, sink, weights, Beside(reductions))
+
+
+def _score_taps(
+    found: Found,
+    score: Expr,
+    through: frozenset[ir.Value],
+    inner: frozenset[ir.Node],
+    cuts: Cuts,
+    beside: tuple[At, frozenset[ir.Value]],
+) -> list[Tap]:
+    """The scores, in whatever stage something else reads them; none where they are better computed again."""
+    load = _only(score, cuts, found.first.out, "each score is made of more than one dot product")
+    at, inside = beside
+    start = (found.first.out, load.index, found.first.finish(found.total, load.index, cuts.reader("side").at))
+    taps = taps_of(cuts, start, through, inner, lambda value, index: at(value, index) if value in inside else None)
+    axes = axes_for(found)
+    try:
+        for tap in taps:
+            check_tap(tap, axes.per_key(found.key), cuts)
+    except LiftError:  # it stays outside, and the scores are computed twice
+        return []
+    return taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +366,11 @@ class Axes:
     q: Var
     e: Var
     renamed: dict[Expr, Expr]
+    column: Var | None
+
+    def per_key(self, key: Var) -> frozenset[Var]:
+        """The axes of the second contraction's output that scores have, and the key."""
+        return frozenset(axis for axis in self.renamed if isinstance(axis, Var) and axis != self.column) | {key}
 
 
 def axes_for(found: Found) -> Axes:
@@ -318,18 +397,15 @@ def axes_for(found: Found) -> Axes:
     extents = tuple(axis.extent for axis in batch if axis.extent is not None)
     b = Var("b", extent=flatten(tuple(extent - 1 for extent in extents), extents) + 1)
     renamed.update(zip(batch, unflatten(b, extents), strict=True))
-    return Axes(b, h, q, e, renamed)
+    return Axes(b, h, q, e, renamed, column)
 
 
 def _draft(found: Found, cuts: Cuts) -> Draft:
     axes = axes_for(found)
     b, h, q, e = axes.b, axes.h, axes.q, axes.e
     where = tuple(substitute(index, axes.renamed) for index in found.o)
-    acc: Expr = ACC
-    if found.weights.factor is not None:
-        acc = acc * substitute(found.weights.factor, axes.renamed)
-    value = found.second.finish(acc, where, cuts.reader("side").at)
-    core = found.site.nodes | {found.first.node, found.second.node}
+    value = found.second.finish(substitute(found.weights.finish, axes.renamed), where, cuts.reader("side").at)
+    core = core_of(found.first, found.second, found.site) | found.beside.reductions.nodes
     growth = Growth(cuts, {found.second.out: where}, {found.second.out: value}, [found.second.node])
     extent = grow(growth)
     if not extent.results:
@@ -345,23 +421,44 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
     if found.sink is not None:
         sink = View("sink", (b, h, q), cast(substitute(found.sink, axes.renamed), DType.F32))
     results = tuple(result(cuts, out, (b, h, q, e), growth.where[out], growth.value[out]) for out in extent.results)
+    results += _tap_results(found, axes, cuts)
     weight = None if found.weights.program is None else substitute(found.weights.program, axes.renamed)
+    steps = tuple(
+        replace(step, value=substitute(step.value, axes.renamed)) for step in found.beside.reductions.steps.values()
+    )
     raw = RAW if views["q"].dtype.is_float else INTEGER_RAW
 
     def spec(inputs: tuple[Tensor, ...]) -> AttentionSpec:
         return AttentionSpec(
             inputs, views["q"], views["k"], views["v"], raw, (b, h, q, found.key), in_axes["score"], ACC, results,
-            nan_guard=found.weights.guard, sink=sink, probability=None if weight is None else PROBABILITY,
-            weight=weight,
+            nan_guard=found.weights.guard, sink=sink, weight=weight, reductions=steps,
         )  # fmt: skip
 
     programs: list[Expr] = [*(view.value for view in views.values()), in_axes["score"], b, h, q, e, found.key]
     programs += [sink.value] if sink is not None else []
     programs += [weight] if weight is not None else []
+    programs += [step.value for step in steps]
     for made in results:
         programs += [made.value, *made.place.index]
     label = _label(found, in_axes["score"], q)
-    return Draft(KIND, label, core | frozenset(extent.nodes), extent.results, tuple(programs), spec)
+    outputs = (*extent.results, *(tap.value for tap in found.beside.taps))
+    return Draft(KIND, label, core | frozenset(extent.nodes), outputs, tuple(programs), spec)
+
+
+def _tap_results(found: Found, axes: Axes, cuts: Cuts) -> tuple[Result, ...]:
+    """The scores and probabilities that others read, as results over (b, h, q, k)."""
+    made: list[Result] = []
+    for tap in found.beside.taps:
+        check_tap(tap, axes.per_key(found.key), cuts)
+        where = tuple(substitute(index, axes.renamed) for index in tap.index)
+        program = substitute(tap.program, axes.renamed)
+        made.append(result(cuts, tap.value, (axes.b, axes.h, axes.q, found.key), where, program))
+    return tuple(made)
+
+
+def core_of(first: Dot, second: Dot, site: Site) -> frozenset[ir.Node]:
+    """The nodes without an element rule: the two contractions and the softmax with its pieces."""
+    return site.nodes | {first.node, second.node}
 
 
 def _label(found: Found, score: Expr, query: Var) -> str:
@@ -373,6 +470,7 @@ def _label(found: Found, score: Expr, query: Var) -> str:
         "masked": bool(loads(score)),
         "sink": found.sink is not None,
         "NaN guard": found.weights.guard,
+        "weights kept": bool(found.beside.taps),
     }
     return ", ".join([KIND, *(name for name, present in traits.items() if present)])
 

@@ -43,7 +43,10 @@ class Frame:
 
 @dataclass(slots=True)
 class Growth:
-    """What is inside: `where` each value's element stands, `value` what it is, `nodes` the nodes that make them."""
+    """What is inside: `where` each value's element stands, `value` what it is, `nodes` the nodes that make them.
+
+    `aside` gives elements of other values, before the cuts decide on them.
+    """
 
     cuts: Cuts
     where: dict[ir.Value, Index]
@@ -52,6 +55,7 @@ class Growth:
     frame: Frame | None = None
     mode: str = "side"  # how other operands are read, see `Cuts`
     bound: Leaf | None = None  # elements of values inside, where they may be read at other places than their own
+    aside: Leaf | None = None
     refused: dict[ir.Node, LiftError] = field(default_factory=dict[ir.Node, LiftError])
     reader: Inliner = field(init=False)
     _checked: set[ir.Value] = field(default_factory=set[ir.Value])
@@ -64,7 +68,7 @@ class Growth:
 
     def _bound(self, value: ir.Value, index: Index) -> Expr | None:
         if value not in self.value:
-            return None
+            return None if self.aside is None else self.aside(value, index)
         if index != self.where[value]:
             raise LiftError(f"{value.name!r} is also read at another element of it")
         return self.value[value]

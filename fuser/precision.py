@@ -90,6 +90,8 @@ def widened(spec: Spec) -> Spec:
                 v=_view(spec.v),
                 score=_score(spec.score),
                 sink=None if spec.sink is None else _view(spec.sink),
+                weight=None if spec.weight is None else _wide(spec.weight, NOTHING),
+                reductions=tuple(replace(step, value=_score(step.value)) for step in spec.reductions),
                 outputs=_results(spec.outputs, NOTHING),
             )
         case ContractionSpec():

@@ -37,6 +37,7 @@ def canonical(spec: Spec) -> Spec:
             return replace(
                 spec, inputs=inputs, q=view(spec.q), k=view(spec.k), v=view(spec.v), sink=sink,
                 score=expression(spec.score), outputs=outputs,
+                reductions=tuple(replace(step, value=expression(step.value)) for step in spec.reductions),
                 weight=None if spec.weight is None else expression(spec.weight),
             )  # fmt: skip
         case ContractionSpec():

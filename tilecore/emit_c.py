@@ -8,6 +8,7 @@ from.
 import os
 from dataclasses import replace
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads, variables
 from tilecore.contract.spec import extent_of
 from tilecore.emit_expr import (
@@ -46,10 +47,15 @@ from tilecore.target import Target
 
 NEUTRAL = {"sum": "0.0f", "prod": "1.0f", "max": "-INFINITY", "fmax": "-INFINITY", "min": "INFINITY"}
 JOIN = {
-    "sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_f32({0}, {1})", "fmax": "fmax_f32({0}, {1})",
-    "min": "min_f32({0}, {1})",
+    "sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_{2}({0}, {1})", "fmax": "fmax_{2}({0}, {1})",
+    "min": "min_{2}({0}, {1})",
 }  # fmt: skip
 SHORT_BODY = 8  # operations: below this, a reduction waits for its own latency unless several run at once
+
+
+def lanes_of(fold: Fold) -> str:
+    """The verb that joins a vector's lanes."""
+    return f"{fold.kind}_lanes" if fold.into.dtype is DType.F32 else f"{fold.kind}_lanes_{fold.into.dtype}"
 
 
 def emit_c(program: LoopProgram, signature: Signature, target: Target) -> str:
@@ -240,7 +246,7 @@ class _Kernel(Expressions):
         totals = {fold.into: [self.fresh("acc") for _ in range(copies)] for fold in folds}
         for fold in folds:
             for name in totals[fold.into]:
-                self.line(f"{VECTOR[fold.into.dtype]} {name} = splat_f32({NEUTRAL[fold.kind]});")
+                self.line(f"{VECTOR[fold.into.dtype]} {name} = splat_{fold.into.dtype}({NEUTRAL[fold.kind]});")
         name = self.fresh("j")
         self.line(f"int64_t {name} = 0;")
         if loop.padded and not folds and _scratch_only(loop):
@@ -258,9 +264,9 @@ class _Kernel(Expressions):
             accumulators = totals[fold.into]
             joined = accumulators[0]
             for other in accumulators[1:]:
-                joined = JOIN[fold.kind].format(joined, other)
+                joined = JOIN[fold.kind].format(joined, other, fold.into.dtype)
             result = self.fresh(f"{fold.kind}_")
-            self.line(f"const {SCALAR[fold.into.dtype]} {result} = {fold.kind}_lanes({joined});{_where(fold.span)}")
+            self.line(f"const {SCALAR[fold.into.dtype]} {result} = {lanes_of(fold)}({joined});{_where(fold.span)}")
             self.scopes[-1].variables[fold.into] = result
 
     def _vector_body(
@@ -297,10 +303,10 @@ class _Kernel(Expressions):
         self.line("}")
 
     def _fold(self, fold: Fold, lanes: Lanes, accumulator: str) -> None:
-        value = self.vector(fold.value, lanes)
+        value, dtype = self.vector(fold.value, lanes), fold.into.dtype
         if lanes.tail:
-            value = f"select_f32({lanes.tail}, {value}, splat_f32({NEUTRAL[fold.kind]}))"
-        self.line(f"{accumulator} = {JOIN[fold.kind].format(accumulator, value)};{_where(fold.span)}")
+            value = f"select_{dtype}({lanes.tail}, {value}, splat_{dtype}({NEUTRAL[fold.kind]}))"
+        self.line(f"{accumulator} = {JOIN[fold.kind].format(accumulator, value, dtype)};{_where(fold.span)}")
 
     def _vector_put(self, put: Put, lanes: Lanes) -> None:
         step, rest = split_affine(put.offset, lanes.var)

@@ -9,13 +9,15 @@ import math
 from dataclasses import replace
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Op, Var, binary, children, const, substitute, walk
+from tilecore.contract.expr import Const, Expr, Op, Var, binary, children, const, substitute, variables, walk
 from tilecore.contract.spec import AttentionSpec, Spec
 
 
 def scale_queries(spec: Spec) -> Spec:
     """`spec` with the factor of its scores, if they have one, in the view of Q."""
     if not isinstance(spec, AttentionSpec) or spec.q.value.dtype is not DType.F32:
+        return spec
+    if any(spec.raw in variables(result.value) for result in spec.outputs):  # the dot product itself is given out
         return spec
     factors = set(_factors(spec.score, spec.raw))
     factor = factors.pop() if len(factors) == 1 else None

@@ -77,7 +77,6 @@ def test_rotary_embedding_is_part_of_the_views(tmp_path: Path) -> None:
         ("softmax_over_queries", "the softmax sums over axis 2"),
         ("softmax_over_heads", "the softmax sums over axis 1"),
         ("old_softmax", "the softmax sums over 3 axes"),
-        ("shown_weights", "needed elsewhere too"),
     ],
 )
 def test_refusals_name_the_reason(name: str, reason: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
     },
     "looped_layers": {"/Loop.body": ["row", "contraction", "contraction"]},
     "growing_loop": {"/Loop.body": ["contraction"]},
-    "captured_inside": {"": ["contraction", "contraction", "attention"]},
+    "captured_inside": {"": ["contraction", "attention"]},
     "known_branch": {"": ["contraction", "row"]},
 }
 

@@ -12,10 +12,8 @@ from models.traps import TRAPS
 
 # Spellings without one attention region, and what the report says of them (nothing: no contraction is left to name).
 NOT_FUSED: dict[str, tuple[str, ...]] = {
-    "shown_weights": ("needed elsewhere too",),
     "linear_attention": (),  # has no softmax
 }
-NOT_FUSED_FIXED = NOT_FUSED | {"operator": ("is left whole",)}
 
 
 def assert_attention(found: Scanned, entry: Entry, not_fused: Mapping[str, tuple[str, ...]]) -> None:
@@ -42,7 +40,7 @@ def test_a_spelling_is_one_attention_region(entry: Entry, tmp_path: Path) -> Non
 @pytest.mark.parametrize("entry", SPELLINGS, ids=lambda entry: entry.name)
 def test_a_spelling_with_fixed_dims_is_one_attention_region(entry: Entry, tmp_path: Path) -> None:
     found = scanned(entry.build(dynamic=False), tmp_path)
-    assert_attention(found, entry, NOT_FUSED_FIXED)
+    assert_attention(found, entry, NOT_FUSED)
     check_regions(found, entry.feeds(entry.sizes[0]))
 
 

@@ -17,10 +17,11 @@ from tilecore.call import CompiledKernel, KernelError, load_kernel
 from tilecore.compile import compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
-from tilecore.contract.expr import Sym, Var, const, unary
+from tilecore.contract.expr import Sym, Var, binary, cast, const, select, unary
 from tilecore.contract.panel import pack
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Tensor, outputs_of
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Step, Tensor, outputs_of
 from tilecore.emit_expr import EmitError
+from tilecore.library.score import score_of
 from tilecore.profile import detect_profile
 from tilecore.toolchain import Toolchain, find_compiler, find_toolchain
 
@@ -96,6 +97,45 @@ def test_a_program_of_the_probabilities_takes_two_passes(mask: str, shift: float
     weight = unary("floor", share * 7.3) * 0.125 + shift
     spec = replace(case.spec, probability=share, weight=weight)
     compare(replace(case, spec=spec), toolchain, block_m=4, block_n=8)
+
+
+def with_kept(case: Case, *, reads: str) -> Case:
+    """The case with a second output per query and key, and rows emptied where no score of theirs is above 0.5."""
+    spec = case.spec
+    assert isinstance(spec, AttentionSpec)
+    _, _, query, key = spec.score_axes
+    extents = tuple(axis.extent for axis in spec.score_axes if axis.extent is not None)
+    kept = Tensor("kept", DType.F32, extents)
+    program = spec.raw * 2.0 if reads == "raw" else unary("sqrt", spec.probability)
+    step = Step(Var("r0", DType.F32), "max", cast(key - query, DType.F32) * 0.25)
+    open_rows = binary("gt", step.var, 0.5)
+    outputs = tuple(replace(out, value=select(open_rows, out.value, const(0.0))) for out in spec.outputs)
+    tap = Result(Place(kept, spec.score_axes, spec.score_axes), program)
+    return replace(case, spec=replace(spec, outputs=(*outputs, tap), reductions=(step,)))
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
+@pytest.mark.parametrize("reads", ["raw", "probability"])
+def test_scores_and_probabilities_are_stored_beside_the_sum(mask: str, reads: str, toolchain: Toolchain) -> None:
+    form = AttentionForm(mask=mask, queries=17, keys=19 if mask == "none" else 17, depth=8)
+    case = with_kept(attention_case(form, np.random.default_rng(3)), reads=reads)
+    compare(case, toolchain, block_m=4, block_n=8)
+
+
+def test_a_reduction_of_the_mask_lets_its_keys_be_left_out(toolchain: Toolchain) -> None:
+    """The same causal test in the score and under the maximum: both loops end at the diagonal."""
+    case = attention_case(AttentionForm(mask="causal", queries=17, keys=17), np.random.default_rng(3))
+    spec = case.spec
+    assert isinstance(spec, AttentionSpec)
+    _, _, query, key = spec.score_axes
+    mask = select(binary("le", key, query), const(0.0), const(-np.inf))
+    step = Step(Var("r0", DType.F32), "max", mask)
+    outputs = tuple(
+        replace(out, value=select(binary("gt", step.var, -1.0), out.value, const(7.0))) for out in spec.outputs
+    )
+    reduced = replace(spec, score=spec.raw + mask, reductions=(step,), outputs=outputs)
+    assert len(score_of(replace(reduced, score=select(binary("le", key, query), spec.raw, const(-np.inf)))).bounds) == 1
+    compare(replace(case, spec=reduced), toolchain, block_m=4, block_n=8)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])

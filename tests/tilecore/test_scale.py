@@ -43,6 +43,13 @@ def test_a_shared_factor_moves(score: Expr) -> None:
         np.testing.assert_allclose(evaluate(moved, arrays)[name], value, rtol=1e-5, atol=1e-5)
 
 
+def test_a_dot_product_that_is_given_out_stays() -> None:
+    spec, _ = with_score(raw() * 0.3)
+    shown = replace(spec.outputs[0], value=spec.raw)
+    kept = replace(spec, outputs=(*spec.outputs, shown))
+    assert scale_queries(kept) is kept
+
+
 @pytest.mark.parametrize(
     "score", [raw(), raw() + raw() * 0.5, raw() * 0.5 + raw() * 0.25, raw() * 0.0, raw() * float("inf")]
 )

@@ -182,9 +182,13 @@ def _attention(spec: AttentionSpec, run: Evaluator) -> tuple[tuple[Var, ...], di
         weights = scores
     if spec.nan_guard:
         weights = np.where(np.isnan(weights), 0, weights)
-    if spec.weight is not None and spec.probability is not None:
-        weights = np.broadcast_to(run(spec.weight, env | {spec.probability: weights}), sizes)
-    return spec.outputs[0].place.axes, {spec.acc: np.matmul(weights, v)}
+    for step in spec.reductions:
+        value = np.broadcast_to(run(step.value, env), sizes)
+        env[step.var] = REDUCE[step.kind](value, axis=-1, keepdims=True, initial=NEUTRAL[step.kind])
+    env[spec.probability] = weights
+    if spec.weight is not None:
+        weights = np.broadcast_to(run(spec.weight, env), sizes)
+    return spec.score_axes, {spec.acc: np.matmul(weights, v), **env}
 
 
 def _row(spec: RowSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:

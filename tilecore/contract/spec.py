@@ -87,6 +87,9 @@ class Result:
     value: Expr
 
 
+PROBABILITY = Var("p", DType.F32)  # what programs call the softmax's result
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """O[b,h,q,e] = Σ_k softmax_k(score(Σ_d Q[b,h,q,d]·K[b,h,k,d])) · V[b,h,k,e].
@@ -96,7 +99,9 @@ class AttentionSpec:
     `sink`, over (b, h, q), is one more logit whose weight is dropped. `outputs` are over (b, h, q, e) and `acc`.
     `weight`, over `score_axes` and the f32 placeholder `probability` (the softmax's result), is what V is multiplied
     by instead of that result, such as the result quantised; None for the result itself. Where q and k are i16 views,
-    `raw` is their exact i32 sum.
+    `raw` is their exact i32 sum. `reductions` are values over `score_axes` reduced over the keys, such as a mask's
+    maximum: outputs over (b, h, q, e) and `weight` may read them. An output over `score_axes` is a program of `raw`
+    and `probability`: scores or weights that are needed in memory too.
     """
 
     inputs: tuple[Tensor, ...]
@@ -110,8 +115,9 @@ class AttentionSpec:
     outputs: tuple[Result, ...]
     nan_guard: bool = False
     sink: View | None = None
-    probability: Var | None = None
+    probability: Var = PROBABILITY
     weight: Expr | None = None
+    reductions: tuple["Step", ...] = ()
     requires: tuple[Expr, ...] = ()
 
 
@@ -270,6 +276,8 @@ def _programs(spec: Spec) -> Iterator[tuple[str, Expr]]:
         yield "score", spec.score
         if spec.weight is not None:
             yield "weight", spec.weight
+        for step in spec.reductions:
+            yield f"reduction {step.var.name}", step.value
     if isinstance(spec, RowSpec):
         for step in spec.steps:
             yield f"step {step.var.name}", step.value

@@ -377,6 +377,18 @@ TILE_LANE_FOLD(prod_lanes, mul_f32)
 TILE_LANE_FOLD(max_lanes, max_f32)
 TILE_LANE_FOLD(min_lanes, min_f32)
 TILE_LANE_FOLD(fmax_lanes, fmax_f32)
+TILE_INLINE double scalar_add(double a, double b) { return a + b; }
+TILE_INLINE double scalar_mul(double a, double b) { return a * b; }
+#define TILE_WIDE_FOLD(name, join)                                         \
+    TILE_INLINE double name(f64v v) {                                      \
+        double x = v[0];                                                   \
+        TILE_UNROLL for (int i = 1; i < TILE_LANES; i++) x = join(x, v[i]); \
+        return x;                                                          \
+    }
+TILE_WIDE_FOLD(sum_lanes_f64, scalar_add)
+TILE_WIDE_FOLD(prod_lanes_f64, scalar_mul)
+TILE_WIDE_FOLD(max_lanes_f64, scalar_max)
+TILE_WIDE_FOLD(min_lanes_f64, scalar_min)
 
 /* ---- the register tile: c[rows][NV vectors] (+)= a[rows][depth] · b, b of TYPE in panels of TILE_PANEL columns.
  * Vector j of a row of b lies in panel j * LANES / PANEL. All accumulators live in registers: MR * NV of them. */

@@ -12,7 +12,7 @@ from tilecore.library.matmul import matmul
 from tilecore.library.row import row
 from tilecore.library.scan import scan
 from tilecore.library.schedule import schedule
-from tilecore.library.score import score_of
+from tilecore.library.score import needs_shares, score_of
 
 
 def kernel_for(spec: Spec) -> tuple[Callable[..., None], dict[str, Any]]:
@@ -26,7 +26,7 @@ def kernel_for(spec: Spec) -> tuple[Callable[..., None], dict[str, Any]]:
                 "V": replace(spec.v, name="V"),
                 "score": score_of(spec),
             }
-            return attention if spec.weight is None else attention_in_two_passes, operands | {"outputs": places}
+            return attention_in_two_passes if needs_shares(spec) else attention, operands | {"outputs": places}
         case ContractionSpec():
             accs = tuple(product.acc for product in spec.products)
             epilogue = tuple(Epilogue(accs, result) for result in spec.outputs)

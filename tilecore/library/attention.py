@@ -5,6 +5,7 @@ from typing import Any
 
 from tilecore import language as T
 from tilecore.language import Handle, Value
+from tilecore.library.per_key import keep_scores, key_reductions
 from tilecore.library.score import Score
 
 LOG2E = math.log2(math.e)
@@ -34,6 +35,7 @@ def attention(
         rescale = T.alloc_fragment((block_m,), score.dtype)
         raw = s if score.raw_dtype is s.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
         p = s if V.dtype is s.dtype else T.alloc_shared((block_m, block_n), V.dtype)
+        beside = key_reductions(score, block_m, block_n)
         T.copy(Q[b, h, m * block_m, 0], q)
         T.clear(o)
         for i in T.Parallel(block_m):
@@ -43,19 +45,22 @@ def attention(
         for n in T.Pipelined(*score.key_tiles(m, block_m, block_n, keys)):
             T.copy(K[b, h, n * block_n, 0], k)
             T.gemm(q, k, raw, transpose_B=True, clear=True)
+            keep_scores(score.taps(outputs, shared=False), raw, b, h, m * block_m, n * block_n)
             for i, j in T.Parallel(block_m, block_n):
                 logit = score(raw[i, j], b, h, m * block_m + i, n * block_n + j)
                 s[i, j] = T.if_then_else(n * block_n + j < keys, logit, -T.infinity)
             online_softmax(s, top, total, rescale)
+            beside.add(b, h, m * block_m, n * block_n, keys)
             for i, e in T.Parallel(block_m, E):
                 o[i, e] *= rescale[i]
             T.copy(V[b, h, n * block_n, 0], v)
             if p is not s:
                 T.copy(s, p)
             T.gemm(p, v, o)
-        for C, result in zip(outputs, score.results, strict=True):
+        for C, result in score.finals(outputs):
             for i, e in T.Parallel(block_m, E):
-                C[b, h, m * block_m + i, e] = result((score.finish(o[i, e], total[i], keys),), b, h, m * block_m + i, e)
+                done = (score.finish(o[i, e], total[i], keys), *beside.at(i))
+                C[b, h, m * block_m + i, e] = result(done, b, h, m * block_m + i, e)
 
 
 def online_softmax(s: Handle, top: Handle, total: Handle, rescale: Handle) -> None:

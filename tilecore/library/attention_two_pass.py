@@ -8,6 +8,7 @@ from typing import Any
 from tilecore import language as T
 from tilecore.language import Handle
 from tilecore.library.attention import online_softmax, weight
+from tilecore.library.per_key import key_reductions
 from tilecore.library.score import Score
 
 
@@ -36,6 +37,7 @@ def attention_in_two_passes(
         top, total, rescale = (T.alloc_fragment((block_m,), score.dtype) for _ in range(3))
         raw = s if score.raw_dtype is s.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
         remade = p if score.raw_dtype is p.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
+        beside = key_reductions(score, block_m, block_n)
         T.copy(Q[b, h, m * block_m, 0], q)
         T.clear(o)
         for i in T.Parallel(block_m):
@@ -49,15 +51,24 @@ def attention_in_two_passes(
                 logit = score(raw[i, j], b, h, m * block_m + i, n * block_n + j)
                 s[i, j] = T.if_then_else(n * block_n + j < keys, logit, -T.infinity)
             online_softmax(s, top, total, rescale)
+            beside.add(b, h, m * block_m, n * block_n, keys)
         for n in T.Pipelined(*score.key_tiles(m, block_m, block_n, keys)):
             T.copy(K[b, h, n * block_n, 0], again)
             T.gemm(q, again, remade, transpose_B=True, clear=True)
+            for Y, result in score.taps(outputs, shared=True):
+                for i, j in T.Parallel(block_m, block_n):
+                    row, key = m * block_m + i, n * block_n + j
+                    share = score.share(weight(score(remade[i, j], b, h, row, key), top[i]), total[i])
+                    done = (remade[i, j], share, *beside.at(i))
+                    Y[b, h, row, key] = result(done, b, h, row, key)
             for i, j in T.Parallel(block_m, block_n):
                 row, key = m * block_m + i, n * block_n + j
                 share = score.share(weight(score(remade[i, j], b, h, row, key), top[i]), total[i])
-                p[i, j] = T.if_then_else(key < keys, score.weight(share, b, h, row, key), 0.0)
+                used = score.weight(share, beside.at(i), b, h, row, key)
+                p[i, j] = T.if_then_else(key < keys, used, 0.0)
             T.copy(V[b, h, n * block_n, 0], v)
             T.gemm(p, v, o)
-        for C, result in zip(outputs, score.results, strict=True):
+        for C, result in score.finals(outputs):
             for i, e in T.Parallel(block_m, E):
-                C[b, h, m * block_m + i, e] = result((o[i, e],), b, h, m * block_m + i, e)
+                done = (o[i, e], *beside.at(i))
+                C[b, h, m * block_m + i, e] = result(done, b, h, m * block_m + i, e)

@@ -4,11 +4,12 @@ Key tiles: an index predicate that makes the score exactly −inf where it fails
 bounds the loop over keys. Only what cannot change any result is left out: −inf weighs nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilecore import language as T
 from tilecore.contract.dtype import DType
+from tilecore.contract.evaluate import NEUTRAL
 from tilecore.contract.expr import (
     Const,
     Expr,
@@ -23,8 +24,8 @@ from tilecore.contract.expr import (
     substitute,
     variables,
 )
-from tilecore.contract.spec import AttentionSpec, View
-from tilecore.language import Value
+from tilecore.contract.spec import AttentionSpec, Result, Step, View
+from tilecore.language import Handle, Value
 from tilecore.library.epilogue import Epilogue
 from tilecore.value import Operand, program
 
@@ -44,7 +45,24 @@ class Score:
 
     spec: AttentionSpec
     bounds: tuple[Bound, ...]
-    results: tuple[Epilogue, ...]
+
+    @property
+    def reductions(self) -> tuple[Step, ...]:
+        """What is reduced over the keys beside the scores."""
+        return self.spec.reductions
+
+    def finals(self, outputs: Sequence[Handle]) -> list[tuple[Handle, Epilogue]]:
+        """The outputs over (b, h, q, e), and what they are: functions of the sum and the reductions."""
+        accs = (self.spec.acc, *(step.var for step in self.spec.reductions))
+        pairs = zip(outputs, self.spec.outputs, strict=True)
+        return [(out, Epilogue(accs, result)) for out, result in pairs if not is_per_key(self.spec, result)]
+
+    def taps(self, outputs: Sequence[Handle], *, shared: bool) -> list[tuple[Handle, Epilogue]]:
+        """The outputs over (b, h, q, k): functions of the dot product; where `shared` also of share and reductions."""
+        known = (self.spec.probability, *(step.var for step in self.spec.reductions)) if shared else ()
+        accs = (self.spec.raw, *known)
+        pairs = zip(outputs, self.spec.outputs, strict=True)
+        return [(out, Epilogue(accs, result)) for out, result in pairs if is_per_key(self.spec, result)]
 
     @property
     def dtype(self) -> DType:
@@ -61,12 +79,18 @@ class Score:
         """The type of dot products: i32 of integer operands, else that of scores."""
         return self.spec.raw.dtype
 
-    def weight(self, probability: Operand, b: Operand, h: Operand, q: Operand, k: Operand) -> Value:
-        """What V is multiplied by, for the normalised `probability`."""
-        arguments = dict(zip(self.spec.score_axes, (b, h, q, k), strict=True))
-        assert self.spec.weight is not None
-        assert self.spec.probability is not None
+    def weight(self, probability: Value, reduced: Sequence[Operand], *index: Operand) -> Value:
+        """What V is multiplied by at (b, h, q, k), for the normalised `probability` and the row's reductions."""
+        if self.spec.weight is None:
+            return probability
+        arguments = dict(zip(self.spec.score_axes, index, strict=True))
+        arguments |= zip((step.var for step in self.spec.reductions), reduced, strict=True)
         return program(self.spec.weight, {self.spec.probability: probability, **arguments})
+
+    def part(self, step: Step, inside: Value, *index: Operand) -> Value:
+        """What `step` reduces at (b, h, q, k), and its neutral element for keys that are not `inside`."""
+        value = program(step.value, dict(zip(self.spec.score_axes, index, strict=True)))
+        return T.if_then_else(inside, T.cast(value, step.var.dtype), NEUTRAL[step.kind])
 
     def first(self, b: Operand, h: Operand, q: Operand) -> Operand:
         """The logit that a row starts with: the sink's, or −inf, which weighs nothing."""
@@ -102,21 +126,37 @@ class Score:
 
 def score_of(spec: AttentionSpec) -> Score:
     """The score object of a spec."""
-    clipped = spec.weight is None or _weighs_nothing(spec)
-    bounds = tuple(dict.fromkeys(_bounds(spec))) if clipped else ()
-    return Score(spec, bounds, tuple(Epilogue((spec.acc,), result) for result in spec.outputs))
+    if not _weighs_nothing(spec) or any(is_per_key(spec, result) for result in spec.outputs):
+        return Score(spec, ())
+    bounds = dict.fromkeys(_bounds(spec, spec.score))
+    for step in spec.reductions:  # a key that is left out must count for nothing there too
+        own = set(_bounds(spec, step.value)) if step.kind == "max" else set[Bound]()
+        bounds = {bound: None for bound in bounds if bound in own}
+    return Score(spec, tuple(bounds))
+
+
+def is_per_key(spec: AttentionSpec, result: Result) -> bool:
+    """Whether an output has an element per query and key, not per query and column of V."""
+    return result.place.axes == spec.score_axes
+
+
+def needs_shares(spec: AttentionSpec) -> bool:
+    """Whether the normalised probability itself is read, so that a row's sum must be known before its first weight."""
+    late = {spec.probability, *(step.var for step in spec.reductions)}
+    taps = [result.value for result in spec.outputs if is_per_key(spec, result)]
+    return spec.weight is not None or any(late & variables(value) for value in taps)
 
 
 def _weighs_nothing(spec: AttentionSpec) -> bool:
     """Whether a probability of 0 gives a weight of 0: only then can keys that have it be left out."""
-    if spec.weight is None or spec.probability is None:
+    if spec.weight is None:
         return True
     return substitute(spec.weight, {spec.probability: const(0.0)}) == const(0.0)
 
 
-def _bounds(spec: AttentionSpec) -> Iterator[Bound]:
+def _bounds(spec: AttentionSpec, value: Expr) -> Iterator[Bound]:
     _, _, query, key = spec.score_axes
-    for slack in _needed(spec.score):
+    for slack in _needed(value):
         if slack.dtype is DType.I64:
             yield from _linear(slack, query, key)
 
