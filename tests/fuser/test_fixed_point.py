@@ -1,6 +1,7 @@
 """Optimising a fused model again changes nothing, and no model's inputs and outputs are changed by it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -59,7 +60,7 @@ def test_outputs_that_nothing_computes_keep_their_names_order_and_dims(tmp_path:
     path, output = write(odd_interface(), tmp_path / "model.onnx"), tmp_path / "fused.onnx"
     assert fused(path, output).op_types
     check_interface(path, output)
-    feeds = {"x": np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)}
+    feeds: dict[str, Any] = {"x": np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)}
     feeds["unused"] = np.zeros((2, 3), np.int64)
     for found, wanted in zip(run(output, feeds), run(path, feeds), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
