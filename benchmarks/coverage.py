@@ -89,7 +89,7 @@ class Outcome:
     reasons: tuple[str, ...] = ()
     problem: str = ""
     error: float = float("inf")
-    peer: bool = False
+    peer: bool | None = None  # None: not asked
 
     @property
     def fused(self) -> bool:
@@ -286,12 +286,17 @@ def folder_file(case: Case, folder: Path) -> Path:
     return path
 
 
+def asked(outcomes: Sequence[Outcome]) -> bool:
+    """Whether the peer was tried on every case."""
+    return all(outcome.peer is not None for outcome in outcomes)
+
+
 def table_line(family: str, form: str, outcomes: Sequence[Outcome]) -> str:
     """The counts of one family and form."""
     loaded = [outcome for outcome in outcomes if outcome.loaded]
     fused = sum(outcome.fused for outcome in loaded)
     right = sum(outcome.right for outcome in loaded)
-    peer = sum(outcome.peer for outcome in loaded)
+    peer = sum(map(bool, (outcome.peer for outcome in loaded))) if asked(loaded) else "-"
     return f"{family:20} {form:5} {len(outcomes):6} {len(loaded):7} {fused:6} {right:6} {peer:12}"
 
 
@@ -319,7 +324,8 @@ def row_of(family: str, form: str, outcomes: Sequence[Outcome]) -> Row:
     loaded = [outcome for outcome in outcomes if outcome.loaded]
     count = max(len(loaded), 1)
     good = sum(outcome.fused and outcome.right for outcome in loaded)
-    peers = {"onnxruntime": 100.0 * sum(outcome.peer for outcome in loaded) / count}
+    peer = 100.0 * sum(map(bool, (outcome.peer for outcome in loaded))) / count
+    peers = {"onnxruntime": peer} if asked(loaded) else {}
     error = max((outcome.error for outcome in loaded if outcome.right), default=0.0)
     return Row(f"{family}, {form}", "% fused and right", 100.0 * good / count, peers, 100.0, error)
 
