@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
+from whole_models import Row
 
 from fuser.find import Found, find
 from fuser.load import load
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="begin no graph after this time")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} graphs")
     parser.add_argument("--end-to-end", action="store_true", help="compile and run in ONNX Runtime")
-    parser.add_argument("--json", type=Path, help="write the outcomes to this file")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--save", type=Path, default=Path("fuzz-wrong"), help="folder for wrong graphs")
     arguments = parser.parse_args()
     count = QUICK if arguments.quick else arguments.graphs
@@ -76,7 +77,7 @@ def main() -> None:
     done.sort(key=lambda outcome: outcome.seed)
     report(done)
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(outcome) for outcome in done], indent=1) + "\n")
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows(done)], indent=1) + "\n")
     sys.exit(1 if any(outcome.wrong for outcome in done) else 0)
 
 
@@ -186,6 +187,27 @@ def report(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.wrong:
             print(f"wrong: seed {outcome.seed}: {outcome.wrong} ({Mix(outcome.options).text})")
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[Row]:
+    """Per option, and for all, the share that fused in percent; `error` counts wrong graphs."""
+    groups = {"all": list(outcomes)} | {
+        f"{feature}={option}": [outcome for outcome in outcomes if outcome.options[feature] == option]
+        for feature, options in FEATURES.items()
+        for option in options
+    }
+    return [
+        Row(
+            case,
+            "% fused",
+            100 * sum(o.fused for o in group) / len(group),
+            {},
+            100.0,
+            sum(bool(o.wrong) for o in group),
+        )
+        for case, group in groups.items()
+        if group
+    ]
 
 
 def counts(outcomes: Sequence[Outcome]) -> str:

@@ -58,10 +58,6 @@ class Form:
             raise FormError(f"its input {position} is missing")
         return self.parameters[position]
 
-    def optional(self, position: int) -> ir.Value | None:
-        """Formal input `position`, None when it is left out."""
-        return self.parameters[position] if self.has(position) else None
-
     def shape(self, position: int) -> tuple[Expr, ...]:
         """The shape of input `position`. FormError when it is unknown or left out."""
         value = self.node.inputs[position] if self.has(position) else None

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_specs import BF16, F16, F32, AttentionForm, ProductForm, attention_spec, product_spec
+from cuda_specs import BF16, F16, F32, AttentionForm, ProductForm, attention_spec, product_spec, tensor
 
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Load, Sym, cast
-from tilecore.contract.spec import Spec
+from tilecore.contract.expr import Load, Sym, Var, cast
+from tilecore.contract.spec import Place, Result, Spec, Step
 from tilecore.cuda.compile import CudaSource, candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.nvrtc import load_nvrtc, read_report
@@ -104,6 +104,20 @@ def test_too_much_shared_memory_lists_the_buffers() -> None:
     ) as error:
         generate(spec, choice, label="Kernel")
     assert "take fewer stages or smaller tiles" in str(error.value)
+
+
+def test_what_attention_does_per_key_besides_is_refused_by_name() -> None:
+    spec = attention_spec(HEADS)
+    scores = tensor("scores", F32, 1, 2, 300, 300)
+    kept = Result(Place(scores, spec.score_axes, spec.score_axes), spec.raw)
+    row_maximum = Step(Var("top", F32), "max", spec.raw)
+    for changed, reason in (
+        (replace(spec, outputs=(*spec.outputs, kept)), r"scores as outputs \(scores\)"),
+        (replace(spec, reductions=(row_maximum,)), "reductions over the keys"),
+        (replace(spec, weight=spec.probability * 2.0), "a program of the probabilities"),
+    ):
+        with pytest.raises(CudaError, match=reason):
+            first(changed)
 
 
 def test_an_operand_that_is_computed_is_refused_by_name() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tilecore.contract.spec import Spec, check
+from tilecore.contract.spec import AttentionSpec, Spec, check
 from tilecore.cuda.emit_cuda import emit_cuda
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan, plan_kernel
@@ -69,9 +69,23 @@ def candidates(
     return found if stages is None else tuple(replace(choice, stages=stages) for choice in found)
 
 
+def _check_supported(spec: Spec) -> None:
+    """CudaError for an attention that does more per key than weigh values."""
+    if not isinstance(spec, AttentionSpec):
+        return
+    kept = [result.place.name for result in spec.outputs if spec.score_axes[3] in result.place.axes]
+    if kept:
+        raise CudaError(f"scores as outputs ({', '.join(kept)}): compute them by a product of their own")
+    if spec.reductions:
+        raise CudaError("reductions over the keys beside the softmax: compute them by a kernel of their own")
+    if spec.weight is not None:
+        raise CudaError("a program of the probabilities: no kernel of two passes over the keys yet")
+
+
 def generate(spec: Spec, choice: Choice, *, label: str, profile: GpuProfile = H100) -> CudaSource:
     """CUDA C++ for `spec` with the extents of `choice`. CudaError where the card has no room or no form for it."""
     check(spec)
+    _check_supported(spec)
     function, operands = kernel_for(spec)
     program = keep_scale(trace(function, inputs=spec.inputs, operands=operands, extents=choice.config))
     verify(program)
