@@ -56,7 +56,7 @@ class Factors:
 
 def origin_of(dot: Dot, cuts: Cuts) -> ir.Value:
     """The value that the left operand is a change of layout of: siblings have the same one."""
-    value = dot.right if _constant(dot.left) and not _constant(dot.right) else dot.left
+    value = dot.right if cuts.is_weight(dot.left) and not cuts.is_weight(dot.right) else dot.left
     while (node := value.producer()) is not None and is_view(node) and len(data_inputs(node)) == 1:
         value = data_inputs(node)[0]
     return value
@@ -87,7 +87,7 @@ def factors_of(dot: Dot, cuts: Cuts) -> Factors:
     left_index, right_index = dot.locate(o, inner)
     reader = cuts.reader("view")
     sides = [(dot.read(side, reader.at, index), index) for side, index in enumerate((left_index, right_index))]
-    if _constant(dot.left) and not _constant(dot.right):
+    if cuts.is_weight(dot.left) and not cuts.is_weight(dot.right):
         sides.reverse()
     b, m, n, renamed = split_axes(o, sides[0][1], sides[1][1])
     left, right = (substitute(side, renamed) for side, _ in sides)
@@ -144,10 +144,6 @@ def _integers(dot: Dot, left: Expr, right: Expr, inner: Var) -> tuple[Levels, Le
     if found[0] is None or found[1] is None or not fits_sum(found[0], found[1], dot.depth):
         return None
     return found[0], found[1]
-
-
-def _constant(value: ir.Value) -> bool:
-    return value.const_value is not None and not value.is_graph_input()
 
 
 def split_axes(o: Index, left: Index, right: Index) -> tuple[Var, Var, Var, dict[Expr, Expr]]:

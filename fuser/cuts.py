@@ -52,6 +52,7 @@ class Cuts:
     _known: dict[ir.Value, bool] = field(default_factory=dict[ir.Value, bool])
     _plans: dict[tuple[ir.Value, str], Plan] = field(default_factory=dict[tuple[ir.Value, str], Plan])
     _homes: dict[ir.Value, tuple[bool, bool]] = field(default_factory=dict[ir.Value, tuple[bool, bool]])
+    _weights: dict[ir.Value, bool] = field(default_factory=dict[ir.Value, bool])
 
     def forget(self) -> None:
         """Drop decisions that depend on who uses what; call it after a region was taken."""
@@ -99,6 +100,16 @@ class Cuts:
     def is_outer(self, value: ir.Value) -> bool:
         """Whether a node of another graph makes the value: a body reads what is outside of it as it is."""
         return value.producer() is not None and self.remains.producer(value) is None
+
+    def is_weight(self, value: ir.Value) -> bool:
+        """Whether the value is a constant of the model, or views and pointwise work make it of constants alone."""
+        if value not in self._weights:
+            node, own = value.producer(), value.const_value is not None and not value.is_graph_input()
+            made = node is not None and rule_of(node) is not None and bool(data_inputs(node))
+            self._weights[value] = own or (
+                node is not None and made and all(self.is_weight(source) for source in data_inputs(node))
+            )
+        return self._weights[value]
 
     def is_known(self, value: ir.Value) -> bool:
         """Whether the value's elements need no load: a pattern of the index, or small known integers."""

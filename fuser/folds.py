@@ -81,7 +81,7 @@ def _fold(node: ir.Node, cuts: Cuts, number: int) -> Fold:
         return _cumulative(node, cuts, number)
     if is_dot(node):
         dot = dot_of(node, cuts.shapes)
-        if any(_is_weight(value) for value in (dot.left, dot.right)):
+        if any(cuts.is_weight(value) for value in (dot.left, dot.right)):
             raise LiftError(f"{node.op_type} {node.name!r} multiplies by weights", node=node)
     made: list[Equation] = []
     products: set[ir.Node] = set()
@@ -137,10 +137,6 @@ def _terms(cuts: Cuts, products: set[ir.Node]) -> Inliner:
 
     reader = cuts.reader("inside", bound=product)
     return reader
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return value.const_value is not None and not value.is_graph_input()
 
 
 def _check_order(fold: Fold) -> None:
@@ -247,7 +243,7 @@ class _Recurrence:
         """A sum over an axis of states: in a step, or after the last one."""
         if is_dot(node):
             dot = dot_of(node, self.cuts.shapes)
-            if _is_weight(dot.left) or _is_weight(dot.right):
+            if self.cuts.is_weight(dot.left) or self.cuts.is_weight(dot.right):
                 raise LiftError(f"{node.op_type} multiplies by weights: it is a contraction of its own")
         steps = is_cumulative(self.folds[0].node)
         into, name = (self.equations.totals, "r") if steps else (self.equations.reads, "q")

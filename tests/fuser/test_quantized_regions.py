@@ -185,6 +185,17 @@ def test_any_spelling_of_levels_sums_integers(write: Callable[[Graph], tuple[str
     check(model, {"q": RNG.integers(0, 256, (2, 7, 16)).astype(np.uint8)}, regions)
 
 
+def test_weights_that_are_dequantised_are_no_state_of_a_recurrence() -> None:
+    graph = Graph()
+    hidden = graph.add("MatMul", graph.coded("x", 0.02, 7), weights(graph, symmetric=True, per_column=False))
+    narrow = graph.add("Transpose", weights(graph, symmetric=True, per_column=False), perm=[1, 0])
+    out = graph.add("MatMul", graph.coded(graph.add("Relu", hidden), 0.05, 3), narrow)
+    model = graph.model({"x": (F32, ["S", 16])}, out, F32)
+    regions = regions_of(model)
+    assert [region.kind for region in regions if region.kind != "row"] == ["contraction", "contraction"]
+    check(model, {"x": RNG.standard_normal((40, 16)).astype(np.float32)}, regions)
+
+
 def test_sums_that_may_overflow_stay_real() -> None:
     graph = Graph()
     right = graph.add("DequantizeLinear", graph.constant(np.ones((40000, 2)), np.int8), graph.constant(0.1, np.float32))
