@@ -17,6 +17,7 @@ from fuser.lower import Draft, result
 from fuser.quantized import fits_sum, levels, scaled
 from fuser.region import name_of
 from fuser.softmax import Site
+from fuser.visibility import by_position
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import (
     Const,
@@ -412,6 +413,7 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
         raise LiftError("nothing reads the result")
     in_axes = {name: substitute(expr, axes.renamed) for name, expr in
                (("q", found.q), ("k", found.k), ("v", found.v), ("score", found.score))}  # fmt: skip
+    in_axes["score"] = by_position(in_axes["score"], found.key)
     views = {
         "q": View("q", (b, h, q, found.width), in_axes["q"]),
         "k": View("k", (b, h, found.key, found.width), in_axes["k"]),
