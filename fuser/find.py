@@ -1,8 +1,9 @@
 """From a loaded model to its regions: fused operators are put in pieces first, and put back where that did not pay.
 
 Comes in: a model as `load` gives it. Goes out: the model that the regions are of, with its shapes, regions and misses.
-Invariant: an operator is in pieces in the result only if all of its work is inside regions; what is left outside may
-move data (a cache that grows by Concat) or prepare masks and indices, never compute floats.
+Invariant: an operator is in pieces in the result only if all of its work is inside regions, or if ONNX Runtime has no
+kernel for it; else what is left outside may move data (a cache that grows by Concat) or prepare masks and indices,
+never compute floats.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fuser.cuts import is_plumbing
-from fuser.expand.apply import expand, forms_of, origin_of
-from fuser.graph import captured
+from fuser.expand.apply import expand, forms_of, origin_of, runs_in_pieces_only
+from fuser.graph import bodies
 from fuser.lift import is_generator, is_view
 from fuser.region import Miss, Region, name_of
 from fuser.scan import scan
@@ -47,7 +48,11 @@ def find(model: ir.Model, cost: CostModel = EVERYTHING) -> Found:
         shapes = infer(copy)
         regions, misses = scan(copy, shapes, cost)
         outside = _outside(copy, shapes, regions)
-        failed = {key: _reason(key, copy, outside.get(key, ()), misses) for key in expanded.done if key in outside}
+        failed = {
+            key: _reason(key, copy, outside[key], misses)
+            for key in expanded.done
+            if key in outside and not runs_in_pieces_only(forms[key])
+        }
         if not failed:
             left = {**expanded.refused, **kept}
             return Found(copy, shapes, regions, (*misses, *_missed(forms, left)))
@@ -59,7 +64,7 @@ def _outside(model: ir.Model, shapes: Shapes, regions: Iterable[Region]) -> Mapp
     makers = {value: region for region in regions for value in region.outputs}
     found: dict[str, list[ir.Node]] = {}
     seen: set[ir.Value] = set()
-    stack = [value for graph in model.graphs() for value in graph.outputs]
+    stack = list(model.graph.outputs)
     while stack:
         value = stack.pop()
         if value in seen:
@@ -72,7 +77,7 @@ def _outside(model: ir.Model, shapes: Shapes, regions: Iterable[Region]) -> Mapp
         if node is None:
             continue
         stack += [source for source in node.inputs if source is not None]
-        stack += captured(node)
+        stack += [result for _, graph in bodies(node) for result in graph.outputs]
         key = origin_of(node)
         dtype = shapes.dtype(value)
         floats = dtype is None or dtype.is_floating_point()

@@ -181,12 +181,22 @@ def bodies(node: ir.Node) -> list[tuple[str, ir.Graph]]:
 
 def captured(node: ir.Node) -> set[ir.Value]:
     """Values of outer graphs that the node's subgraphs read."""
-    found: set[ir.Value] = set()
+    return {value for _, graph in bodies(node) for value in captured_by(graph)}
+
+
+def captured_by(graph: ir.Graph) -> set[ir.Value]:
+    """Values of outer graphs that a subgraph reads."""
+    own = {*graph.inputs, *graph.initializers.values()}
+    for inner in graph:
+        own.update(inner.outputs)
+    reads = {value for inner in graph for value in inner.inputs if value is not None}
+    reads |= {value for inner in graph for value in captured(inner)} | set(graph.outputs)
+    return reads - own
+
+
+def release(node: ir.Node) -> None:
+    """Let the subgraphs of a node that nothing needs any more stop reading values of outer graphs."""
     for _, graph in bodies(node):
-        own = {*graph.inputs, *graph.initializers.values()}
-        for inner in graph:
-            own.update(inner.outputs)
-        reads = {value for inner in graph for value in inner.inputs if value is not None}
-        reads |= {value for inner in graph for value in captured(inner)} | set(graph.outputs)
-        found |= reads - own
-    return found
+        for inner in graph.all_nodes():
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)

@@ -5,7 +5,7 @@ runs without any library, through the functions; its inputs and outputs are what
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -13,7 +13,7 @@ from onnx_ir.passes import common
 
 from fuser.body import DOMAIN, RewriteError, function_of
 from fuser.expand.apply import own_names
-from fuser.graph import captured
+from fuser.graph import captured, release
 from fuser.packing import Packing, packing
 from fuser.region import Region
 from fuser.shapes import Shapes, infer
@@ -79,14 +79,7 @@ def _let_go(region: Region) -> None:
         if users - dead or any(value.is_graph_output() for value in node.outputs):
             continue
         dead.add(node)
-        if captured(node):
-            for inner in (part for attr in node.attributes.values() for part in _nodes_in(attr)):
-                for index in range(len(inner.inputs)):
-                    inner.replace_input_with(index, None)
-
-
-def _nodes_in(attr: ir.Attr) -> Iterable[ir.Node]:
-    return attr.as_graph().all_nodes() if attr.type == ir.AttributeType.GRAPH else ()
+        release(node)
 
 
 def _register(

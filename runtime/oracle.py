@@ -375,7 +375,10 @@ def _reduction_length(node: onnx.NodeProto, known: Mapping[str, Array]) -> int:
             return math.prod(shapes[1][1:])
         case "Scan" | "Loop":  # every step sums at most along an axis of a state, and adds to what the last one left
             return steps_of(node, known) * max(size for shape in shapes for size in shape or (1,))
-        case "Einsum" | "Attention":
+        case "LinearAttention":
+            heads = next(attribute.i for attribute in node.attribute if attribute.name == "q_num_heads")
+            return shapes[0][1] * (shapes[0][-1] // heads)
+        case "Einsum" | "Attention" | "FlexAttention":
             return max(size for shape in shapes for size in shape)
         case name if name.startswith("Reduce") or name in ("GlobalAveragePool", "CumSum", "InstanceNormalization"):
             output = known[node.output[0]]

@@ -2,7 +2,8 @@
 
 In: the two model files (the fused one with its library beside it) and inputs, given or generated. Out: a `Verdict`.
 The original runs without any of ONNX Runtime's optimisations, because these miscompile some graphs. Where ONNX Runtime
-has no kernels for it (bfloat16), the original is evaluated in double precision and rounded after every node instead.
+lacks an operator (FlexAttention), its definition takes its place; where there are no kernels (bfloat16), the original
+is evaluated in double precision and rounded after every node instead.
 Inputs are tried at two sizes of every symbolic dim, with masks that have holes and hide whole rows, flags on and off,
 and scaled up.
 
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
 
 from runtime import inputs as model_inputs
@@ -36,6 +38,7 @@ from runtime.compare import (
     is_rounding,
 )
 from runtime.oracle import Evaluation, Mode, OracleError, evaluate, has_half
+from runtime.schema_functions import in_pieces
 from runtime.session import DOMAIN, load
 
 Array = npt.NDArray[Any]
@@ -47,6 +50,7 @@ QUANTIZING = frozenset(
     QLinearLeakyRelu QLinearSoftmax MatMulInteger ConvInteger MatMulIntegerToFloat DynamicQuantizeMatMul
     QAttention""".split()  # noqa: SIM905
 )
+LOAD_ERRORS = (NotImplementedByRuntime, Fail, InvalidGraph)  # of an operator that ONNX Runtime lacks, or a bad graph
 QUIET = 4  # ONNX Runtime's log level "fatal": sizes that do not fit are expected here, and reported by us
 
 
@@ -323,6 +327,7 @@ class _Original:
     model: onnx.ModelProto
     folder: Path
     session: ort.InferenceSession | None
+    refusal: str = ""  # what ONNX Runtime said of the model as it is; it is `in_pieces` then, where that runs
 
     @staticmethod
     def of(model: onnx.ModelProto, source: str | bytes, folder: Path) -> "_Original":
@@ -331,14 +336,22 @@ class _Original:
             source = model.SerializeToString()
         try:
             return _Original(model, folder, _session(source, folder))
-        except NotImplementedByRuntime:
-            return _Original(model, folder, None)
+        except LOAD_ERRORS as error:
+            refusal = str(error).splitlines()[0]
+        try:
+            pieces = in_pieces(model)
+            return _Original(pieces, folder, _session(pieces.SerializeToString(), folder), refusal)
+        except (*LOAD_ERRORS, RuntimeError, ValueError):
+            return _Original(model, folder, None, refusal)
 
     def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
         """The outputs `names`; evaluated ones are rounded to the type of every node's result on the way."""
         if self.session is not None:
             return ort_values.run(self.session, names, feeds)
-        values = evaluate(self.model, self.folder, feeds, names, mode=Mode.ROUNDED).values
+        try:
+            values = evaluate(self.model, self.folder, feeds, names, mode=Mode.ROUNDED).values
+        except OracleError as error:
+            raise OracleError(f"{error}; ONNX Runtime does not load the model: {self.refusal}") from error
         types = {output.name: output.type.tensor_type.elem_type for output in self.model.graph.output}
         return [values[name].astype(helper.tensor_dtype_to_np_dtype(types[name])) for name in names]
 

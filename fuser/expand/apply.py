@@ -12,6 +12,7 @@ from onnx_ir.passes import common
 
 from fuser.expand import grouped_query, multi_head, positions, standard
 from fuser.expand.writer import DOMAIN, Form, FormError
+from fuser.graph import release
 from fuser.shapes import Shapes
 
 MARK = "tilefuse.form"  # the key of the operator, in the metadata of the nodes that define it
@@ -37,31 +38,39 @@ class Expanded:
 
 def expand(model: ir.Model, shapes: Shapes, kept: Iterable[str]) -> Expanded:
     """Replace every operator that has a definition, but those of `kept`. `shapes` are those of this very model."""
-    done: set[str] = set()
+    refused: dict[str, str] = {}
+    forms = [(key, key, node) for key, node in forms_of(model) if key not in kept]
+    done = {key for _, key, _ in forms}
+    while forms:
+        refused |= _put_in(model, shapes, forms)
+        left = [node for node in model.graph.all_nodes() if origin_of(node) in done - refused.keys()]
+        inner = [node for node in left if definition_of(node) is not None]  # a definition may use a fused operator
+        forms = [(f"{origin_of(node)}.{number}", origin_of(node), node) for number, node in enumerate(inner)]
+    return Expanded(frozenset(done - refused.keys()), refused)
+
+
+def _put_in(model: ir.Model, shapes: Shapes, forms: Iterable[tuple[str, str, ir.Node]]) -> dict[str, str]:
+    """Replace operators, each given with the name for its function and its key; gives why some have no definition."""
     refused: dict[str, str] = {}
     replaced: list[tuple[ir.Node, ir.Node]] = []
-    for key, node in forms_of(model):
-        if key in kept:
-            continue
+    for name, key, node in forms:
         definition = definition_of(node)
         if definition is None:
             continue
-        version = _version(model, node.domain)
-        form = Form(node, shapes, _version(model, ""), version)
+        form = Form(node, shapes, _version(model, ""), _version(model, node.domain))
         try:
-            function = definition(form, key)
+            function = definition(form, name)
         except FormError as error:
             refused[key] = f"has no definition here: {error}"
             continue
         model.functions[function.identifier()] = function
-        replaced.append((node, _call(form, key)))
-        done.add(key)
+        replaced.append((node, _call(form, name, key)))
     for node, call in replaced:
         _replace(node, call)
     if replaced:
         common.InlinePass(criteria=lambda function: function.domain == DOMAIN)(model)
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    return Expanded(frozenset(done), refused)
+    return refused
 
 
 def forms_of(model: ir.Model) -> list[tuple[str, ir.Node]]:
@@ -72,10 +81,18 @@ def forms_of(model: ir.Model) -> list[tuple[str, ir.Node]]:
 
 def definition_of(node: ir.Node) -> Definition | None:
     """How to write the operator's definition; None for operators that need none."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    if (domain, node.op_type) in standard.FORMS:
+    if _kind(node) in standard.FORMS:
         return standard.define
-    return CONTRIB.get(node.op_type) if domain == "com.microsoft" else None
+    return CONTRIB.get(node.op_type) if node.domain == "com.microsoft" else None
+
+
+def _kind(node: ir.Node) -> tuple[str, str]:
+    return ("" if node.domain == "ai.onnx" else node.domain), node.op_type
+
+
+def runs_in_pieces_only(node: ir.Node) -> bool:
+    """Whether ONNX Runtime has no kernel for the operator itself."""
+    return _kind(node) in standard.WITHOUT_KERNEL
 
 
 def origin_of(node: ir.Node) -> str:
@@ -93,13 +110,14 @@ def _version(model: ir.Model, domain: str) -> int:
     return imports.get(domain, imports.get("ai.onnx", 1) if domain == "" else 1)
 
 
-def _call(form: Form, key: str) -> ir.Node:
-    """The call of the function `key` with the node's inputs; its attributes are bound when the body refers to them."""
+def _call(form: Form, function: str, key: str) -> ir.Node:
+    """The call of a function with the node's inputs; its attributes are bound when the body refers to them."""
     node = form.node
     outputs = [ir.Value(name=f"{form.name}/result_{i}") for i in range(len(node.outputs)) if form.gives(i)]
     attributes = standard.bound_attributes(node, form.version) if definition_of(node) is standard.define else []
-    marks = {MARK: key, NAME: form.name}
-    return ir.Node(DOMAIN, key, list(node.inputs), attributes, outputs=outputs, name=form.name, metadata_props=marks)
+    marks = {MARK: key, NAME: node.metadata_props.get(NAME) or form.name}
+    inputs = [*node.inputs, *form.captured]
+    return ir.Node(DOMAIN, function, inputs, attributes, outputs=outputs, name=form.name, metadata_props=marks)
 
 
 def _replace(node: ir.Node, call: ir.Node) -> None:
@@ -110,3 +128,4 @@ def _replace(node: ir.Node, call: ir.Node) -> None:
     if graph is None:
         raise ValueError(f"{node.op_type} {node.name!r} is in no graph")
     ir.convenience.replace_nodes_and_values(graph, node, [node], [call], given, list(call.outputs))
+    release(node)

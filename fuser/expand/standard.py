@@ -1,7 +1,8 @@
 """Definitions that the ONNX standard itself gives: the function body of an operator's schema.
 
 Comes in: a node of a standard domain. Goes out: its function, with attributes bound. Only operators that nothing else
-in the fuser knows are looked up here; see `FORMS`.
+in the fuser knows are looked up here; see `FORMS`. What graphs in attributes read from outside (`score_mod` of
+FlexAttention may) becomes further inputs of the function, `Form.captured`.
 """
 
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
@@ -12,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from fuser.expand.writer import DOMAIN, Form, FormError
+from fuser.graph import bodies, captured_by
 
 FORMS = frozenset(
     {
@@ -20,8 +22,12 @@ FORMS = frozenset(
         ("", "LinearAttention"),
         ("", "RotaryEmbedding"),
         ("", "SwiGLU"),
+        ("", "Swish"),
         ("ai.onnx.preview", "FlexAttention"),
     }
+)
+WITHOUT_KERNEL = frozenset(  # ONNX Runtime runs these at no opset, or not at the newest: their pieces, it does
+    {("", "SwiGLU"), ("", "Swish"), ("ai.onnx.preview", "FlexAttention")}
 )
 
 
@@ -49,12 +55,19 @@ def define(form: Form, key: str) -> ir.Function:
     """The schema's function body for this node. FormError when the standard has none for the model's opset."""
     node = form.node
     version = form.version
-    schema = cast("Schema", onnx.defs.get_schema(node.op_type, version, node.domain))
+    try:
+        schema = cast("Schema", onnx.defs.get_schema(node.op_type, version, node.domain))
+    except onnx.defs.SchemaError as error:
+        raise FormError(f"ONNX has no {node.op_type} at opset {version}") from error
     text = _body(schema, form, version)
     proto = onnx.FunctionProto.FromString(text)
     _check_operators(proto, form.opset)
     proto.domain, proto.name = DOMAIN, key
     _keep_outputs(proto, form)
+    for attribute, graph in bodies(form.node):
+        outside = sorted(captured_by(graph), key=lambda value: value.name or "")
+        form.captured += outside
+        proto.input.extend(f"{attribute}/{value.name}" for value in outside)
     del proto.opset_import[:]
     proto.opset_import.append(onnx.helper.make_opsetid("", form.opset))
     for number, inner in enumerate(proto.node):
@@ -82,6 +95,9 @@ def _body(schema: Schema, form: Form, version: int) -> bytes:
     if not schema.has_context_dependent_function:
         raise FormError(f"ONNX defines {form.node.op_type} of opset {version} in words only")
     proto = ir.to_proto(form.node)
+    for attribute in proto.attribute:
+        if attribute.HasField("g"):
+            _write_apart(attribute.g, f"{attribute.name}/")
     names = {attr.name for attr in proto.attribute}
     for name, attr in schema.attributes.items():
         if name not in names and attr.default_value.name:
@@ -92,6 +108,20 @@ def _body(schema: Schema, form: Form, version: int) -> bytes:
         return schema.get_context_dependent_function_with_opset_version(newest, proto.SerializeToString(), types)
     except (RuntimeError, ValueError) as error:
         raise FormError(f"ONNX gives no definition for this use: {str(error).splitlines()[0]}") from error
+
+
+def _write_apart(graph: onnx.GraphProto, prefix: str) -> None:
+    """A graph as it may stand inside of the definition: no weights, no name that the definition itself has.
+
+    onnx puts such a graph's nodes between its own, but loses its initializers and renames only what is not nested.
+    """
+    weights = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in graph.initializer]
+    nodes = [*weights, *graph.node]
+    del graph.initializer[:], graph.node[:]
+    graph.node.extend(nodes)
+    _prefix_nodes(graph.node, prefix, frozenset())
+    for value in (*graph.input, *graph.output):
+        value.name = f"{prefix}{value.name}"
 
 
 def _type(form: Form, position: int) -> onnx.TypeProto:
@@ -137,9 +167,13 @@ def _prefix_nodes(nodes: Iterable[onnx.NodeProto], prefix: str, own: AbstractSet
 
 
 def _check_operators(proto: onnx.FunctionProto, opset: int) -> None:
-    """The body's operators take the same attributes and inputs at the model's opset as where the body was written."""
-    written = next((entry.version for entry in proto.opset_import if not entry.domain), opset)
-    for name in {node.op_type for node in proto.node}:
-        then, now = (onnx.defs.get_schema(name, version, "") for version in (written, opset))
-        if set(then.attributes) - set(now.attributes) or len(then.inputs) > len(now.inputs):
-            raise FormError(f"its definition is written for opset {written} and uses {name} as it was then")
+    """Every operator of the body exists at the model's opset, with the attributes and inputs that the body gives it."""
+    for node in proto.node:
+        try:
+            schema = onnx.defs.get_schema(node.op_type, opset, "")
+        except onnx.defs.SchemaError as error:
+            raise FormError(f"its definition uses {node.op_type}, which opset {opset} does not have") from error
+        variadic = any(entry.option == onnx.defs.OpSchema.FormalParameterOption.Variadic for entry in schema.inputs)
+        given = {attribute.name for attribute in node.attribute}
+        if given - set(schema.attributes) or (len(node.input) > len(schema.inputs) and not variadic):
+            raise FormError(f"its definition uses {node.op_type} in a form that opset {opset} does not have")

@@ -33,6 +33,7 @@ class Form:
     version: int  # the opset version of the node's own domain
     parameters: list[ir.Value] = field(default_factory=list[ir.Value])
     nodes: list[ir.Node] = field(default_factory=list[ir.Node])
+    captured: list[ir.Value] = field(default_factory=list[ir.Value])  # what the node's graphs read: inputs that follow
 
     def __post_init__(self) -> None:
         self.parameters = [ir.Value(name=f"{self.name}/input_{i}") for i, _ in enumerate(self.node.inputs)]
