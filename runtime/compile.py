@@ -32,12 +32,14 @@ from fuser.standalone import is_weight
 from runtime import native
 from runtime.cost import machine_cost
 from runtime.inputs import InputError
+from runtime.machine import machine_profile
 from runtime.options import Options
 from runtime.page.assemble import finish, sketch
 from runtime.repair import Key, RepairError, Suspect, repair
 from runtime.report import FaultReport, MissReport, RegionReport, Report
 from runtime.repro import write_repro
 from runtime.session import LoadError as SessionError
+from runtime.tuned import tuned_store
 from runtime.verify import QUANTIZING, FusedError, Verdict, VerifyError, expose
 from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
@@ -47,7 +49,7 @@ from tilecore.emit_expr import EmitError
 from tilecore.errors import TileError
 from tilecore.infer import InferenceError
 from tilecore.link import link_kernels
-from tilecore.profile import HardwareProfile, detect_profile
+from tilecore.profile import HardwareProfile
 from tilecore.recommend import NoConfigurationError
 from tilecore.target import Target, targets_for
 from tilecore.toolchain import BuildError, KernelBuildError, Toolchain, find_toolchain
@@ -180,7 +182,7 @@ def explain(model: Path, *, options: Options, page: Path | None = None) -> Repor
         raise CompileError(f"{page.parent} is not a folder: make it first")
     texts: dict[str, str] = {}
     try:
-        fused = _fuse(model, options, lambda stage: None, {}, frozenset(), None if page is None else texts.__setitem__)
+        fused = fuse(model, options, lambda stage: None, {}, frozenset(), None if page is None else texts.__setitem__)
         regions = [part.region for part in fused.parts]
         drawn = None if page is None else sketch(fused.model, regions, fused.workload)
         rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
@@ -194,7 +196,7 @@ def explain(model: Path, *, options: Options, page: Path | None = None) -> Repor
                 rewritten=rewritten.model,
                 kernels=kernels,
                 texts=texts,
-                target=detect_profile().target.name,
+                target=machine_profile(options).target.name,
             )
     except (LoadError, OSError) as error:
         raise CompileError(str(error)) from error
@@ -212,7 +214,7 @@ def _build(
 ) -> Build:
     """The model without some regions and those that are `broken`: the compiler refuses their kernels."""
     while True:
-        fused = _fuse(model, options, progress, kernels, without | frozenset(broken))
+        fused = fuse(model, options, progress, kernels, without | frozenset(broken))
         progress("rewriting the graph")
         rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
         named = {part.kernel.name: part.kernel for part in fused.parts}
@@ -236,7 +238,7 @@ def _faults(
 ) -> tuple[FaultReport, ...]:
     """The regions that were left out, each written to `repros` if that is given."""
     by_key = {suspect.key: suspect for suspect in suspects}
-    fused = _fuse(model, options, lambda stage: None, kernels, frozenset(by_key))
+    fused = fuse(model, options, lambda stage: None, kernels, frozenset(by_key))
     faults: list[FaultReport] = []
     for part in fused.dropped:
         region, suspect = part.region, by_key[part.outputs]
@@ -251,7 +253,7 @@ def _faults(
     return tuple(faults)
 
 
-def _fuse(
+def fuse(
     path: Path,
     options: Options,
     progress: Progress,
@@ -259,14 +261,19 @@ def _fuse(
     without: frozenset[Key],
     watch: Dump | None = None,
 ) -> Fused:
-    """Scan the model; `kernels` keeps what was compiled for the next time, `watch` sees what is dumped."""
+    """Scan the model and write its kernels: what every command does first.
+
+    `kernels` keeps what was compiled for the next time, `without` are regions to leave out, `watch` sees what is
+    dumped. LoadError for a bad model.
+    """
     dump = _dump(options, watch)
     progress("reading the model")
     model = load(path)
     nodes = sum(1 for _ in model.graph.all_nodes())
     progress("finding regions")
-    profile, targets = detect_profile(), _targets(options)
-    found = find(model, machine_cost(profile, targets[0], fuse_all=options.fuse_all))
+    profile, targets = machine_profile(options), _targets(options)
+    tuned = tuned_store(options, options.threads or profile.cores)
+    found = find(model, machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all))
     model, regions, misses = found.model, found.regions, found.misses
     _dump_scan(model, regions, misses, dump)
     parts: list[Part] = []
@@ -279,7 +286,8 @@ def _fuse(
         progress(f"writing kernels: region {number} of {len(regions)}")
         spec = canonical(region.spec)
         if spec not in kernels:
-            kernels[spec] = _kernel(region.kind, spec, profile, targets, options.use, dump)
+            config = tuned.best(spec)
+            kernels[spec] = _kernel(region.kind, spec, profile, targets, options.use, dump, config)
         kernel = kernels[spec]
         if isinstance(kernel, Kernel):
             inputs, outputs = (tuple(value.name or "" for value in side) for side in (region.inputs, region.outputs))
@@ -328,16 +336,22 @@ def _dump_scan(model: ir.Model, regions: Sequence[Region], misses: Sequence[Miss
 
 
 def _kernel(
-    kind: str, spec: Spec, profile: HardwareProfile, targets: tuple[Target, ...], use: Path | None, dump: Dump | None
-) -> Kernel | str:
-    """The kernel, or why the backend has none: that region then stays as it was."""
+    kind: str, spec: Spec, profile: HardwareProfile, targets: tuple[Target, ...], use: Path | None, dump: Dump | None,
+    config: Mapping[str, int] | None,
+) -> Kernel | str:  # fmt: skip
+    """The kernel, or why the backend has none: that region then stays as it was. `config` is the tuned one, if any."""
     try:
-        kernel = compile_spec(spec, label=LABELS[kind], profile=profile, targets=targets, dump=dump)
+        kernel = compile_spec(spec, label=LABELS[kind], profile=profile, targets=targets, config=config, dump=dump)
     except (EmitError, InferenceError, NoConfigurationError) as error:
         return str(error)
     except TileError as error:  # our kernels are written for every spec, so this is a fault, and no reason to fuse less
         return f"a fault of TileFuse, please report the model: its kernel is refused: {error.message}"
     return _edited(kernel, use)
+
+
+def _main_target(profile: HardwareProfile, targets: tuple[Target, ...]) -> Target:
+    """The instruction set that decisions are for: the profile's, where code for it is made."""
+    return profile.target if profile.target in targets else targets[0]
 
 
 def _edited(kernel: Kernel, use: Path | None) -> Kernel:

@@ -34,6 +34,8 @@ class Options:
     """Fuse regions for which no gain is predicted, too; a choice of the command line, not of the environment."""
     target: str = "cpu"
     """What to generate code for (`TILEFUSE_TARGET`)."""
+    profile: str | None = None
+    """A row of the table of machines to make kernels for (`TILEFUSE_PROFILE`); None is this machine."""
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> "Options":
@@ -51,6 +53,7 @@ class Options:
             compiler=read.get("TILEFUSE_CC"),
             threads=_positive(read, "TILEFUSE_THREADS"),
             target=read.get("TILEFUSE_TARGET", "cpu"),
+            profile=read.get("TILEFUSE_PROFILE"),
         )
 
 

@@ -1,16 +1,22 @@
-"""Compiled kernels as Python callables over numpy arrays: for tests, tuning and kernel authors. Single-threaded."""
+"""Compiled kernels as Python callables over numpy arrays: for tests, tuning and kernel authors.
+
+Calls run on the calling thread; `time_call` runs a call on several, as hosts do, and says how long it takes.
+"""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tilecore.compile import Kernel
+from tilecore.compile import HEADERS, Kernel
 from tilecore.contract.spec import outputs_of
 from tilecore.link import link_kernels
 from tilecore.target import Target
 from tilecore.toolchain import Toolchain
+
+LINE = 64  # bytes that scratch is aligned to
 
 
 class KernelError(ValueError):
@@ -57,6 +63,20 @@ _RUN = ctypes.CFUNCTYPE(
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call's arguments; keeps the arrays that its pointers lead to."""
+
+    symbols: "ctypes.Array[ctypes.c_int64]"
+    inputs: "ctypes.Array[ctypes.c_void_p]"
+    outputs: "ctypes.Array[ctypes.c_void_p]"
+    arrays: list[np.ndarray]
+    results: tuple[np.ndarray, ...]
+    scratch: np.ndarray
+    stride: int  # bytes of scratch of each thread
+    tasks: int
+
+
+@dataclass(frozen=True)
 class CompiledKernel:
     """A kernel in memory: call it with one array per input of its (packed) spec, in order."""
 
@@ -66,6 +86,12 @@ class CompiledKernel:
 
     def __call__(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         """The outputs, in order; each is filled with a poison first. KernelError when a shape does not fit."""
+        call = self.prepare(*inputs)
+        _RUN(self.table.run)(call.symbols, call.inputs, call.outputs, call.scratch.ctypes.data, 0, call.tasks)
+        return call.results
+
+    def prepare(self, *inputs: np.ndarray, threads: int = 1) -> "Call":
+        """A call with everything that it needs, not run yet. KernelError when a shape does not fit."""
         tensors = self.kernel.spec.inputs
         if len(inputs) != len(tensors):
             raise KernelError(f"{self.kernel.name} takes {len(tensors)} inputs, got {len(inputs)}")
@@ -74,14 +100,28 @@ class CompiledKernel:
             if array.dtype != tensor.dtype.row.numpy:
                 raise KernelError(f"{tensor.name} must be {tensor.dtype}, got {array.dtype}")
         symbols = self._bind(arrays)
-        outputs = [
+        outputs = tuple(
             _poisoned(self._shape(symbols, i), t.dtype.row.numpy) for i, t in enumerate(outputs_of(self.kernel.spec))
-        ]
-        tasks = _COUNT(self.table.tasks)(symbols)
-        scratch = np.full(_COUNT(self.table.scratch)(symbols) + 64, 0xFF, np.uint8)
-        base = (scratch.ctypes.data + 63) // 64 * 64
-        _RUN(self.table.run)(symbols, _pointers(arrays), _pointers(outputs), base, 0, tasks)
-        return tuple(outputs)
+        )
+        stride = -(-_COUNT(self.table.scratch)(symbols) // LINE) * LINE
+        whole = np.full(stride * threads + LINE, 0xFF, np.uint8)
+        scratch = whole[-whole.ctypes.data % LINE :]
+        pointers = (_pointers(arrays), _pointers(outputs))
+        return Call(symbols, *pointers, arrays, outputs, scratch, stride, _COUNT(self.table.tasks)(symbols))
+
+    def time_call(self, call: "Call", *, threads: int, rounds: int) -> float:
+        """Seconds of the best of `rounds` runs of a call that was prepared for as many threads.
+
+        A run's seconds are the processor time of its busiest thread, which other processes disturb little.
+        """
+        function = self.library.tile_time
+        function.restype = ctypes.c_double
+        scratch, stride = ctypes.c_void_p(call.scratch.ctypes.data), ctypes.c_int64(call.stride)
+        pointers = (call.symbols, call.inputs, call.outputs, scratch, stride)
+        seconds = function(ctypes.byref(self.table), *pointers, ctypes.c_int32(threads), ctypes.c_int32(rounds))
+        if seconds < 0:
+            raise KernelError(f"{self.kernel.name}: cannot start {threads} threads")
+        return float(seconds)
 
     def _bind(self, arrays: list[np.ndarray]) -> "ctypes.Array[ctypes.c_int64]":
         symbols = (ctypes.c_int64 * 32)()
@@ -105,13 +145,19 @@ def _poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape)
 
 
-def _pointers(arrays: list[np.ndarray]) -> "ctypes.Array[ctypes.c_void_p]":
+def _pointers(arrays: Sequence[np.ndarray]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * max(1, len(arrays)))(*(a.ctypes.data for a in arrays))
 
 
 def load_kernel(kernel: Kernel, target: Target, toolchain: Toolchain) -> CompiledKernel:
     """Build `kernel` for `target` and load it into this process. BuildError when the compiler refuses it."""
-    path: Path = link_kernels([kernel], [target], toolchain)
+    return load_kernels([kernel], target, toolchain)[0]
+
+
+def load_kernels(kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> list[CompiledKernel]:
+    """Build kernels of distinct names as one library and load it, in their order."""
+    timer = toolchain.object((HEADERS / "tile_time.c").read_text(), ("-pthread",), [HEADERS])
+    path: Path = link_kernels(kernels, [target], toolchain, host=[timer])
     library = ctypes.CDLL(str(path))
-    root = _Library.in_dll(library, "tile_generated_library")
-    return CompiledKernel(kernel, library, root.variants[0].kernels[0].contents)
+    variant = _Library.in_dll(library, "tile_generated_library").variants[0]
+    return [CompiledKernel(kernel, library, variant.kernels[i].contents) for i, kernel in enumerate(kernels)]

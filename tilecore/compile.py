@@ -68,7 +68,8 @@ def compile_spec(
     packed_spec, packed = pack_constants(scale_queries(canonical(spec)))
     function, operands = kernel_for(packed_spec)
 
-    choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, targets[0])
+    target = profile.target if profile.target in targets else targets[0]
+    choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, target)
     program = trace(function, inputs=packed_spec.inputs, operands=operands, extents=choice.config)
     signature = Signature(PLACEHOLDER, packed_spec.inputs, outputs_of(packed_spec), work_of(packed_spec), spec.requires)
     texts = {target.name: _emit(program, signature, target) for target in targets}
@@ -79,6 +80,11 @@ def compile_spec(
     if dump:
         _dump_stages(kernel, program, targets, dump)
     return kernel
+
+
+def prepared(spec: Spec) -> Spec:
+    """The spec as kernels are made for it: canonical, constants packed. Equal for specs that give one kernel."""
+    return pack_constants(scale_queries(canonical(spec)))[0]
 
 
 def _check_limits(spec: Spec) -> None:

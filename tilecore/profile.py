@@ -1,16 +1,27 @@
-"""Hardware profiles: what the cost model knows of a machine, read from the system or taken from a table."""
+"""Hardware profiles: what the cost model knows of a machine.
 
+A row of the table, completed by what the system says of this machine (`detect_profile`), or measured (`measure.py`).
+"""
+
+import hashlib
 import os
 import platform
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from tilecore.target import TARGETS, Target, targets_for
+from tilecore.target import TARGETS, Target, target_named, targets_for
+
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """One CPU: caches in bytes per core (`l3` shared), multiply-adds per cycle, bytes per cycle of each level."""
+    """One CPU: caches in bytes per core (`l3` shared), multiply-adds per cycle, bytes read per cycle from each level.
+
+    All of it is of one core while all of them are at work.
+    """
 
     name: str
     target: Target
@@ -23,22 +34,40 @@ class HardwareProfile:
     l2_bytes: float
     l3_bytes: float
     dram_bytes: float
-    clock: float = 3.0e9  # cycles per second
+    clock: float = 3.0e9  # cycles per second, under vector work
+    int8_per_cycle: float = 0.0  # products of bytes that the best instruction for them does
+    bf16_per_cycle: float = 0.0  # 0: no such instruction
 
     @property
     def macs_per_cycle(self) -> float:
         """f32 multiply-adds per cycle of one core."""
         return self.fma_per_cycle * self.target.lanes
 
+    def to_json(self) -> dict[str, object]:
+        """The fields by name; the target is its name."""
+        return {**asdict(self), "target": self.target.name}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> "HardwareProfile":
+        """What `to_json` gave. TypeError or ValueError for anything else."""
+        values: dict[str, Any] = {**fields, "target": target_named(fields["target"])}
+        profile = HardwareProfile(**values)
+        numbers = {name: value for name, value in asdict(profile).items() if name not in ("name", "target")}
+        wrong = [n for n, value in numbers.items() if not isinstance(value, int | float) or value < 0]
+        wrong += [n for n, value in numbers.items() if not n.endswith("8_per_cycle") and n[:4] != "bf16" and not value]
+        if wrong:
+            raise ValueError(f"not a positive number: {', '.join(wrong)}")
+        return profile
+
 
 _V4, _V3, _ARM = TARGETS
 
 PROFILES: tuple[HardwareProfile, ...] = (
-    HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6),
-    HardwareProfile("zen3", _V3, 2, 32 << 10, 512 << 10, 32 << 20, 2.0, 64, 32, 20, 6),
-    HardwareProfile("sapphire-rapids", _V4, 2, 48 << 10, 2 << 20, 60 << 20, 2.0, 128, 48, 12, 6),
-    HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6),
-    HardwareProfile("graviton3", _ARM, 2, 64 << 10, 1 << 20, 32 << 20, 4.0, 48, 32, 12, 8),
+    HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 128, 64),
+    HardwareProfile("zen3", _V3, 2, 32 << 10, 512 << 10, 32 << 20, 2.0, 64, 32, 20, 6, 3.0e9, 32),
+    HardwareProfile("sapphire-rapids", _V4, 2, 48 << 10, 2 << 20, 60 << 20, 2.0, 128, 48, 12, 6, 2.6e9, 128, 64),
+    HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6, 3.6e9, 32),
+    HardwareProfile("graviton3", _ARM, 2, 64 << 10, 1 << 20, 32 << 20, 4.0, 48, 32, 12, 8, 2.6e9, 64, 32),
 )
 
 
@@ -54,11 +83,11 @@ def detect_profile() -> HardwareProfile:
     """This machine: the table's row for its best target, with the cores and caches that the system reports."""
     target = detect_target()
     base = next(profile for profile in PROFILES if profile.target == target)
-    found = {level: _cache_size(level) for level in (1, 2, 3)}
+    found = {level: cache_size(level) for level in (1, 2, 3)}
     return replace(
         base,
         name=f"this machine ({platform.machine()})",
-        cores=os.cpu_count() or 1,
+        cores=count_cores(),
         l1=found[1] or base.l1,
         l2=found[2] or base.l2,
         l3=found[3] or base.l3,
@@ -68,7 +97,7 @@ def detect_profile() -> HardwareProfile:
 def detect_target() -> Target:
     """The best row of the target table that this machine runs."""
     rows = targets_for(platform.machine())
-    flags = _cpu_flags()
+    flags = set(_cpu_line("flags").split())
     for target in rows:
         needed = {"x86-64-v4": {"avx512f", "avx512dq", "avx512bw", "avx512vl"}, "x86-64-v3": {"avx2", "fma"}}
         if needed.get(target.name, set()) <= flags:
@@ -76,19 +105,34 @@ def detect_target() -> Target:
     return rows[-1]
 
 
-def _cpu_flags() -> set[str]:
+def machine_key() -> str:
+    """A short name for this kind of machine: equal for equal processors with as many cores and the same caches."""
+    parts = [platform.machine(), _cpu_line("model name"), _cpu_line("flags"), str(count_cores())]
+    parts += [str(cache_size(level)) for level in (1, 2, 3)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def count_cores() -> int:
+    """The cores that this process may run on; threads that share one count once."""
+    threads = os.sched_getaffinity(0)
+    return len({_core_of(thread) for thread in threads}) or 1
+
+
+def _core_of(thread: int) -> tuple[str, ...]:
+    files = [TOPOLOGY / f"cpu{thread}" / "topology" / name for name in ("physical_package_id", "core_id")]
+    return tuple(file.read_text().strip() for file in files) if all(map(Path.exists, files)) else (str(thread),)
+
+
+def _cpu_line(field: str) -> str:
+    """What /proc/cpuinfo says of the first processor; "" where it does not."""
     path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return set()
-    for line in path.read_text().splitlines():
-        if line.startswith("flags"):
-            return set(line.split(":", 1)[1].split())
-    return set()
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == field), "")
 
 
-def _cache_size(level: int) -> int | None:
+def cache_size(level: int) -> int | None:
     """Bytes of the data or unified cache of a level, from sysfs; None where the system does not say."""
-    for entry in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+    for entry in sorted((TOPOLOGY / "cpu0" / "cache").glob("index*")):
         if (entry / "level").read_text().strip() == str(level) and (
             entry / "type"
         ).read_text().strip() != "Instruction":

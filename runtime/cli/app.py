@@ -22,15 +22,29 @@ from rich.console import Console
 from runtime import inputs as model_inputs
 from runtime.bench import bench
 from runtime.bench_regions import bench_regions
-from runtime.cli.tables import print_bench, print_outputs, print_regions, print_report, print_verdict
+from runtime.cli.tables import (
+    print_bench,
+    print_measured,
+    print_outputs,
+    print_profiles,
+    print_regions,
+    print_report,
+    print_tuned,
+    print_verdict,
+)
 from runtime.client import Client, random_inputs
 from runtime.compile import explain, optimize
 from runtime.demo import demo
+from runtime.machine import save_profile
 from runtime.options import Options, OptionsError
 from runtime.server.loading import make_loader
 from runtime.server.serve import ServerOptions, serve
+from runtime.tune import SIZES, tune
 from runtime.verify import verify
 from runtime.wire import datatype_of
+from tilecore.measure import measure_profile
+from tilecore.profile import PROFILES
+from tilecore.toolchain import find_toolchain
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -154,6 +168,58 @@ def bench_command(
         _print_json(result.to_json())
     else:
         print_bench(Console(), result)
+
+
+@app.command("profile")
+def profile_command(
+    table: Annotated[bool, typer.Option("--table", help="Print the machines that are known; measure nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine, and keep what was found: later commands choose tile extents by it."""
+    if table:
+        profiles = {profile.name: profile.to_json() for profile in PROFILES}
+        if as_json:
+            _print_json(profiles)
+        else:
+            print_profiles(Console(), PROFILES)
+        return
+    options = Options.from_environment()
+    with Console(stderr=True).status("measuring") as status:
+        toolchain = find_toolchain(options.cache / "objects", options.compiler)
+        measured = measure_profile(toolchain, progress=lambda stage: status.update(f"measuring: {stage}"))
+        path = save_profile(measured.profile, options)
+    if as_json:
+        rates = {rate.name: {"alone": rate.alone, "together": rate.together} for rate in measured.rates}
+        _print_json({"profile": measured.profile.to_json(), "rates": rates, "file": str(path)})
+    else:
+        print_measured(Console(), measured)
+        print(f"wrote {path}")
+
+
+@app.command("tune")
+def tune_command(
+    model: Annotated[Path, typer.Argument(metavar=MODEL, help="The model whose kernels to tune.")],
+    top: Annotated[int, typer.Option(min=1, help="Candidates to measure for each kernel.")] = 5,
+    size: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Size of symbolic dims; repeat for several. Default: 128 and 512."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the best candidates for every kernel of a model; `optimize` takes the fastest from then on."""
+    _read_model(model)
+    with Console(stderr=True).status("tuning") as status:
+        found = tune(
+            model,
+            options=Options.from_environment(),
+            progress=lambda stage: status.update(f"tuning: {stage}"),
+            top=top,
+            sizes=size or SIZES,
+        )
+    if as_json:
+        _print_json({"kernels": [kernel.to_json() for kernel in found]})
+    else:
+        print_tuned(Console(), found)
 
 
 @app.command("serve")

@@ -12,7 +12,11 @@ from rich.table import Table
 from runtime.bench import BenchResult
 from runtime.bench_regions import RegionTiming
 from runtime.report import MissReport, Report
+from runtime.tune import TunedKernel
+from runtime.tuned import config_text
 from runtime.verify import Verdict
+from tilecore.measure import Measured
+from tilecore.profile import HardwareProfile
 
 MOVERS, MISSES = 8, 3  # names that are listed before "and … more"
 
@@ -129,3 +133,51 @@ def print_outputs(console: Console, outputs: Mapping[str, np.ndarray[Any, Any]])
         more = ", …" if array.size > 4 else ""
         table.add_row(escape(name), str(array.dtype), escape(str(list(array.shape))), escape(first + more))
     console.print(table)
+
+
+def print_measured(console: Console, measured: Measured) -> None:
+    """The measured rates of one core: alone, with all cores at work, and per cycle."""
+    profile = measured.profile
+    table = Table(title=f"{profile.name}: {profile.cores} cores, {profile.target.name}", title_justify="left")
+    for column in ("of one core", "alone", f"with all {profile.cores}", "per cycle"):
+        table.add_column(column, justify="left" if column == "of one core" else "right")
+    for rate in measured.rates:
+        per_cycle = "" if rate.unit == "Hz" else f"{rate.together / profile.clock:.1f}"
+        cells = [f"{value / 1e9:.2f} G{rate.unit}" if value else "none" for value in (rate.alone, rate.together)]
+        table.add_row(rate.name, *cells, per_cycle)
+    console.print(table)
+    sizes = ", ".join(f"{name} {_bytes(size)}" for name, size in _caches(profile))
+    console.print(f"caches: {sizes}" + ("" if measured.caches_known else " (assumed: the system does not say all)"))
+
+
+def print_profiles(console: Console, profiles: Sequence[HardwareProfile]) -> None:
+    """The rows of the table of machines."""
+    table = Table(title="machines (TILEFUSE_PROFILE=NAME makes kernels for one of them)", title_justify="left")
+    for column in ("name", "instructions", "caches", "f32 multiply-adds / cycle", "bytes / cycle L1, L2, L3, DRAM"):
+        table.add_column(column)
+    for row in profiles:
+        caches = ", ".join(_bytes(size) for _, size in _caches(row))
+        rates = ", ".join(f"{rate:g}" for rate in (row.l1_bytes, row.l2_bytes, row.l3_bytes, row.dram_bytes))
+        table.add_row(row.name, row.target.name, caches, f"{row.macs_per_cycle:g}", rates)
+    console.print(table)
+
+
+def print_tuned(console: Console, kernels: Sequence[TunedKernel]) -> None:
+    """What each distinct kernel takes as recommended and as tuned, by the sizes of its symbolic dims."""
+    table = Table(title="tuned kernels", title_justify="left")
+    for column in ("times", "kind", "label", "sizes", "recommended µs", "best µs", "extents"):
+        table.add_column(column, overflow="fold")
+    for kernel in kernels:
+        for sizes, (before, after) in kernel.microseconds.items():
+            changed = config_text(kernel.best) if kernel.best != kernel.recommended else "as recommended"
+            figures = (f"{before:.1f}", f"{after:.1f}", changed)
+            table.add_row(str(kernel.times), kernel.kind, escape(kernel.label), sizes, *figures)
+    console.print(table)
+
+
+def _caches(profile: HardwareProfile) -> tuple[tuple[str, int], ...]:
+    return (("L1", profile.l1), ("L2", profile.l2), ("L3", profile.l3))
+
+
+def _bytes(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

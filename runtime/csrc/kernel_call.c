@@ -7,6 +7,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "kernel_call.h"
+#include "tile_chunks.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -16,10 +17,6 @@
 #include <unistd.h>
 
 enum {
-    CHUNKS_PER_CORE = 8,     /* enough that a thread which starts late costs little */
-    LEAST_CHUNKS_PER_CORE = 4, /* below it, groups of tasks that share copies are cut, and their copies repeated */
-    INLINE_NANOSECONDS = 10000, /* below it, waking a thread costs more than it saves */
-    CHUNK_NANOSECONDS = 2500,   /* the least work worth handing to another thread */
     MESSAGE_BYTES = 1024,
     SCRATCH_ALIGNMENT = 64,
     SCRATCH_ROUNDING = 1 << 16,
@@ -28,10 +25,7 @@ enum {
 typedef struct call {
     const tile_kernel* kernel;
     size_t scratch_bytes;
-    int64_t group; /* tasks that share copies */
-    int64_t parts; /* into which each group is cut */
-    int64_t units; /* parts of all groups: what chunks are made of */
-    int64_t chunks;
+    tile_chunks chunks;
     atomic_bool out_of_memory;
     int64_t symbols[TILE_MAX_SYMBOLS];
     const void* inputs[TILE_MAX_INPUTS];
@@ -51,7 +45,7 @@ bool tile_open_host(const OrtApiBase* base, tile_host* host) {
     host->shapes_by_reference = tile_ort_minor(base) >= ORT_API_KERNEL_EP;
     host->api = base->GetApi(host->shapes_by_reference ? ORT_API_KERNEL_EP : ORT_API_CUSTOM_OPS);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    host->max_chunks = (size_t)(cores > 0 ? cores : 1) * CHUNKS_PER_CORE;
+    host->cores = cores > 0 ? cores : 1;
     return host->api != NULL;
 }
 
@@ -176,11 +170,6 @@ static OrtStatus* allocate_outputs(const tile_host* host, OrtKernelContext* cont
 
 /* ---- tasks ---- */
 
-/* The first task of unit `unit`. */
-static int64_t first_task(const call* job, int64_t unit) {
-    return unit / job->parts * job->group + unit % job->parts * job->group / job->parts;
-}
-
 /* Chunk `index` of the call: units in a row. */
 static void run_chunk(void* data, size_t index) {
     call* job = data;
@@ -193,23 +182,9 @@ static void run_chunk(void* data, size_t index) {
         }
     }
     int64_t chunk = (int64_t)index;
-    int64_t begin = first_task(job, job->units * chunk / job->chunks);
-    int64_t end = first_task(job, job->units * (chunk + 1) / job->chunks);
+    int64_t begin = tile_first_task(&job->chunks, chunk);
+    int64_t end = tile_first_task(&job->chunks, chunk + 1);
     job->kernel->run(job->symbols, job->inputs, job->outputs, scratch, begin, end);
-}
-
-/* Cuts `tasks` into chunks: one when the whole call is short; along groups when there are enough of them. */
-static void cut_tasks(const tile_host* host, call* job, int64_t tasks) {
-    int64_t work = job->kernel->work(job->symbols);
-    int64_t worth = work < INLINE_NANOSECONDS ? 1 : work / CHUNK_NANOSECONDS;
-    int64_t most = worth < (int64_t)host->max_chunks ? worth : (int64_t)host->max_chunks;
-    int64_t least = most * LEAST_CHUNKS_PER_CORE / CHUNKS_PER_CORE;
-    job->group = job->kernel->group(job->symbols);
-    int64_t groups = tasks / job->group;
-    job->parts = groups < least ? (least + groups - 1) / groups : 1;
-    if (job->parts > job->group) job->parts = job->group;
-    job->units = groups * job->parts;
-    job->chunks = most < job->units ? most : job->units;
 }
 
 OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context) {
@@ -221,12 +196,12 @@ OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, Or
     if (tasks <= 0) return NULL;
     job.scratch_bytes = kernel->scratch(job.symbols);
     atomic_init(&job.out_of_memory, false);
-    cut_tasks(host, &job, tasks);
-    if (job.chunks == 1) {
+    job.chunks = tile_cut(kernel, job.symbols, tasks, host->cores);
+    if (job.chunks.count == 1) {
         run_chunk(&job, 0);
     } else {
         /* As many batches as chunks: a thread that has done its share takes over chunks of the others. */
-        size_t chunks = (size_t)job.chunks;
+        size_t chunks = (size_t)job.chunks.count;
         TILE_TRY(host->api->KernelContext_ParallelFor(context, run_chunk, chunks, chunks, &job));
     }
     if (atomic_load_explicit(&job.out_of_memory, memory_order_relaxed)) {

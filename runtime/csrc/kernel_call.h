@@ -23,7 +23,7 @@
 typedef struct tile_host {
     const OrtApi* api;
     bool shapes_by_reference; /* API 24: reading a shape allocates nothing */
-    size_t max_chunks;        /* pieces that one call is cut into at most */
+    int64_t cores;            /* of this machine: what calls are cut for */
 } tile_host;
 
 /* True and `host` filled in; false when this ONNX Runtime is older than API 17 (its own line is on stderr then). */

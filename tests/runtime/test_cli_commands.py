@@ -18,7 +18,10 @@ from runtime.bench import BenchResult, Timing
 from runtime.cli import app, main
 from runtime.compare import OutputError
 from runtime.report import FaultReport, MissReport, RegionReport, Report
+from runtime.tune import TunedKernel
 from runtime.verify import RegionError, Verdict
+from tilecore.measure import Measured, Rate
+from tilecore.profile import profile_named
 
 Run = Callable[..., "Outcome"]
 
@@ -210,6 +213,38 @@ def test_bench_passes_its_arguments(run: Run, replace: Any, model: Path) -> None
     assert called.named == {"inputs": None, "threads": 2, "seconds": 0.5}
     assert json.loads(outcome.out)["ratio"] == 2.0
     assert "2.00 times as fast" in run("bench", model, "--against", model).out
+
+
+def test_profile_prints_the_table_of_machines(run: Run) -> None:
+    table = json.loads(run("profile", "--table", "--json").out)
+    assert table["zen4"]["target"] == "x86-64-v4"
+    assert "graviton3" in run("profile", "--table").out
+
+
+def test_profile_measures_and_keeps(run: Run, replace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEFUSE_CACHE", str(tmp_path))
+    rates = (Rate("scalar clock", "Hz", 3e9, 2.5e9), Rate("bf16 products", "/s", 0.0, 0.0))
+    replace("measure_profile", Measured(profile_named("zen3"), rates, caches_known=False))
+    outcome = run("profile")
+    assert outcome.status == 0
+    for text in ("3.00 GHz", "2.50 GHz", "none", "L2 512 KiB", "assumed"):
+        assert text in outcome.out
+    found = json.loads(run("profile", "--json").out)
+    assert found["rates"]["scalar clock"] == {"alone": 3e9, "together": 2.5e9}
+    assert json.loads(Path(found["file"]).read_text()) == found["profile"] == profile_named("zen3").to_json()
+
+
+def test_tune_passes_its_arguments(run: Run, replace: Any, model: Path) -> None:
+    kernel = TunedKernel("row", "Relu", 3, {"block_m": 8}, {"block_m": 16}, {"n=128": (20.0, 15.5)})
+    recorder = replace("tune", (kernel,))
+    outcome = run("tune", model, "--top", "3", "--size", "64", "--size", "96")
+    assert recorder.named["top"] == 3
+    assert recorder.named["sizes"] == [64, 96]
+    for text in ("Relu", "n=128", "20.0", "15.5", "block_m=16"):
+        assert text in outcome.out
+    found = json.loads(run("tune", model, "--json").out)
+    assert recorder.named["sizes"] == (128, 512)
+    assert found["kernels"][0]["microseconds"] == {"n=128": [20.0, 15.5]}
 
 
 def test_a_missing_or_broken_model_is_one_line(run: Run, tmp_path: Path, model: Path) -> None:

@@ -20,11 +20,13 @@ def test_every_variable_is_read() -> None:
             "TILEFUSE_CC": "clang",
             "TILEFUSE_THREADS": "2",
             "TILEFUSE_TARGET": "cpu",
+            "TILEFUSE_PROFILE": "zen4",
         }
     )
     assert options == Options(
-        cache=Path("/c"), dump=Path("/d"), use=Path("/u/70_kernel.c"), debug=True, compiler="clang", threads=2
-    )
+        cache=Path("/c"), dump=Path("/d"), use=Path("/u/70_kernel.c"), debug=True, compiler="clang", threads=2,
+        profile="zen4",
+    )  # fmt: skip
 
 
 def test_cache_follows_xdg_and_empty_means_unset() -> None:

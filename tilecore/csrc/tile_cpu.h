@@ -12,10 +12,10 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
-#include <immintrin.h>
+#include "tile_intrinsics.h"
 #define TILE_LANES 16
 #elif defined(__AVX2__)
-#include <immintrin.h>
+#include "tile_intrinsics.h"
 #define TILE_LANES 8
 #else
 #define TILE_LANES 4

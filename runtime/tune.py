@@ -1,0 +1,105 @@
+"""Tuning: measures the best candidates of recommendation for every kernel of a model, and remembers what it found.
+
+Comes in: a model. Goes out: a row per distinct kernel, with what was recommended and what measured best. `optimize`
+takes the best from then on, on the same kind of machine. One process measures at a time: others wait for it.
+"""
+
+import fcntl
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuser.load import LoadError
+from runtime.compile import CompileError, fuse
+from runtime.machine import machine_profile
+from runtime.options import Options
+from runtime.tuned import TunedStore, config_text, parse_config, shape_class, tuned_store
+from tilecore.compile import prepared
+from tilecore.contract.spec import Spec
+from tilecore.profile import HardwareProfile
+from tilecore.recommend import nominal_sizes, rank
+from tilecore.search import time_configs
+from tilecore.toolchain import BuildError, Toolchain, find_toolchain
+
+TOP = 5
+SIZES = (128, 512)
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TunedKernel:
+    """One distinct kernel: microseconds of the recommended and of the best configuration, by shape class."""
+
+    kind: str
+    label: str
+    times: int  # regions of the model that it is for
+    recommended: Mapping[str, int]
+    best: Mapping[str, int]
+    microseconds: Mapping[str, tuple[float, float]]
+
+    def to_json(self) -> dict[str, object]:
+        """The fields."""
+        return {
+            "kind": self.kind, "label": self.label, "times": self.times, "recommended": dict(self.recommended),
+            "best": dict(self.best), "microseconds": {c: list(pair) for c, pair in self.microseconds.items()},
+        }  # fmt: skip
+
+
+def tune(
+    model: Path, *, options: Options, progress: Progress, top: int = TOP, sizes: Sequence[int] = SIZES
+) -> tuple[TunedKernel, ...]:
+    """Measure the `top` candidates of every kernel of `model` and keep the times.
+
+    Symbolic dims have each of `sizes` in turn (a batch stays 1). CompileError when the model cannot be read or there is
+    no compiler.
+    """
+    try:
+        progress("finding regions")
+        fused = fuse(model, options, lambda stage: None, {}, frozenset())
+        profile = machine_profile(options)
+        toolchain = find_toolchain(options.cache / "objects", options.compiler)
+        store = tuned_store(options, options.threads or profile.cores)
+        groups: dict[Spec, list[tuple[str, str]]] = {}
+        for part in fused.parts:
+            groups.setdefault(prepared(part.region.spec), []).append((part.region.kind, part.region.label))
+        found: list[TunedKernel] = []
+        for number, (spec, regions) in enumerate(groups.items(), 1):
+            kind, label = regions[0]
+            progress(f"kernel {number} of {len(groups)}: {kind} {label}")
+            found.append(_tune_spec(spec, kind, label, len(regions), store, profile, toolchain, top, sizes))
+    except (LoadError, BuildError, OSError) as error:
+        raise CompileError(str(error)) from error
+    return tuple(found)
+
+
+def _tune_spec(
+    spec: Spec, kind: str, label: str, times: int, store: TunedStore, profile: HardwareProfile, toolchain: Toolchain,
+    top: int, sizes: Sequence[int],
+) -> TunedKernel:  # fmt: skip
+    fitting = [candidate.config for candidate in rank(spec, profile, profile.target) if not candidate.rejected]
+    configs = fitting[:top]
+    points = list({shape_class(nominal_sizes(spec, size)): nominal_sizes(spec, size) for size in sizes}.items())
+    with _alone(store.folder):
+        timed = time_configs(
+            spec, configs, [point for _, point in points],
+            profile=profile, toolchain=toolchain, threads=store.threads,
+        )  # fmt: skip
+        for column, (name, _) in enumerate(points):
+            store.add(spec, name, {config_text(row.config): row.seconds[column] * 1e6 for row in timed})
+        best = store.best(spec) or configs[0]
+    by_config = {config_text(row.config): row for row in timed}
+    chosen = by_config.get(config_text(best), timed[0])
+    pairs = {
+        name: (timed[0].seconds[column] * 1e6, chosen.seconds[column] * 1e6) for column, (name, _) in enumerate(points)
+    }
+    return TunedKernel(kind, label, times, configs[0], parse_config(config_text(best)), pairs)
+
+
+@contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    """Hold the lock of this machine's measurements: two at once would disturb each other and lose records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,95 @@
+"""Tuning and machine profiles between runs: what is kept, what is used, and what is said of broken files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from models import regions
+from models.graph import write
+from runtime.compile import fuse, optimize
+from runtime.machine import ProfileError, machine_profile, save_profile, saved_path
+from runtime.options import Options
+from runtime.tune import tune
+from runtime.tuned import TunedError, config_text, parse_config, shape_class, tuned_store
+from tilecore.contract.spec import Spec
+from tilecore.profile import detect_profile, profile_named
+
+
+def quiet(stage: str) -> None:
+    """No progress."""
+
+
+@pytest.fixture
+def options(tmp_path: Path, object_cache: Path) -> Options:
+    """A cache of records of its own, with the objects that all tests share."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "objects").symlink_to(object_cache)
+    object_cache.mkdir(parents=True, exist_ok=True)
+    return Options(cache=cache, fuse_all=True, target=detect_profile().target.name)
+
+
+def linear(folder: Path) -> Path:
+    return write(regions.linear(depth=32, columns=48), folder / "linear.onnx")
+
+
+def spec_of(model: Path, options: Options) -> Spec:
+    return fuse(model, options, quiet, {}, frozenset()).parts[0].region.spec
+
+
+def test_the_saved_profile_is_used_and_the_environment_comes_first(options: Options) -> None:
+    assert machine_profile(options) == detect_profile()
+    measured = replace(detect_profile(), l2_bytes=7.0)
+    save_profile(measured, options)
+    assert machine_profile(options) == measured
+    assert machine_profile(replace(options, profile="zen4")) == profile_named("zen4")
+
+
+def test_profiles_that_cannot_be_used_say_what_to_do(options: Options) -> None:
+    with pytest.raises(ProfileError, match="TILEFUSE_PROFILE: unknown profile 'z80'"):
+        machine_profile(replace(options, profile="z80"))
+    saved_path(options).parent.mkdir()
+    saved_path(options).write_text("{}")
+    with pytest.raises(ProfileError, match="measure again with `tilefuse profile`"):
+        machine_profile(options)
+
+
+def test_the_best_configuration_is_best_over_all_sizes(tmp_path: Path, options: Options) -> None:
+    spec, store = spec_of(linear(tmp_path), options), tuned_store(options, 2)
+    assert store.best(spec) is None
+    store.add(spec, "m=128", {"block_m=8": 10.0, "block_m=16": 11.0, "block_m=32": 40.0})
+    assert store.best(spec) == {"block_m": 8}
+    store.add(spec, "m=512", {"block_m=8": 90.0, "block_m=16": 50.0})
+    assert store.best(spec) == {"block_m": 16}
+    assert tuned_store(options, 1).best(spec) is None
+    store.path(spec).write_text('{"microseconds": 3}')
+    with pytest.raises(TunedError, match="delete it and tune again"):
+        store.best(spec)
+
+
+def test_text_of_configurations_and_classes() -> None:
+    config = {"block_n": 64, "block_m": 8}
+    assert config_text(config) == "block_m=8 block_n=64"
+    assert parse_config(config_text(config)) == config
+    assert shape_class({"seq": 129, "batch": 1}) == "batch=1,seq=256"
+    assert shape_class({}) == "static"
+
+
+@pytest.mark.cpu
+def test_optimize_takes_what_tuning_found(tmp_path: Path, options: Options) -> None:
+    model = linear(tmp_path)
+    (kernel,) = tune(model, options=options, progress=quiet, top=2, sizes=(16, 40))
+    store = tuned_store(options, options.threads or machine_profile(options).cores)
+    spec = spec_of(model, options)
+    assert set(store.times(spec)) == {"batch=1,seq=16", "batch=1,seq=64"}
+    assert all(time > 0 for row in store.times(spec).values() for time in row.values())
+    assert kernel.best == store.best(spec)
+    assert set(kernel.microseconds) == set(store.times(spec))
+
+    odd = {"block_m": 6, "block_n": 16, "block_k": 8}  # that recommendation would not think of
+    for name in store.times(spec):
+        store.add(spec, name, {config_text(odd): 1.0})
+    report = optimize(model, tmp_path / "out.onnx", options=options, progress=quiet)
+    assert report.regions[0].kernel == "matmul(block_k=8, block_m=6, block_n=16)"
+    assert not report.faults

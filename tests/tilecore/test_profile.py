@@ -1,0 +1,55 @@
+"""Hardware profiles: the table, JSON, and what measuring this machine finds."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tilecore.measure import measure_profile
+from tilecore.profile import PROFILES, HardwareProfile, count_cores, detect_profile, machine_key, profile_named
+from tilecore.toolchain import find_toolchain
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_json_gives_the_profile_back(profile: HardwareProfile) -> None:
+    assert HardwareProfile.from_json(profile.to_json()) == profile
+    assert profile_named(profile.name) == profile
+
+
+def test_json_that_is_no_profile_is_refused() -> None:
+    fields = profile_named("zen3").to_json()
+    with pytest.raises(ValueError, match="not a positive number: l2"):
+        HardwareProfile.from_json({**fields, "l2": 0})
+    with pytest.raises(ValueError, match="not a positive number: clock"):
+        HardwareProfile.from_json({**fields, "clock": "fast"})
+    with pytest.raises(ValueError, match="unknown target 'x87'"):
+        HardwareProfile.from_json({**fields, "target": "x87"})
+    with pytest.raises(TypeError):
+        HardwareProfile.from_json({**fields, "l4": 1})
+
+
+def test_unknown_machines_are_named_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="unknown profile 'z80'; there are zen4, zen3, sapphire-rapids"):
+        profile_named("z80")
+
+
+def test_a_machine_has_one_key_and_at_least_a_core() -> None:
+    assert machine_key() == machine_key()
+    assert len(machine_key()) == 12
+    assert count_cores() >= 1
+
+
+@pytest.mark.cpu
+def test_measuring_finds_rates_that_a_processor_can_have(object_cache: Path) -> None:
+    """Bounds that every processor of the last ten years keeps, with room for a busy machine."""
+    stages: list[str] = []
+    measured = measure_profile(find_toolchain(object_cache), progress=stages.append)
+    profile = measured.profile
+    assert stages[0] == "clock"
+    assert 0.5e9 < profile.clock < 8e9
+    assert 0.2 < profile.fma_per_cycle <= 4.5
+    assert 4 < profile.l1_bytes <= 260
+    assert profile.dram_bytes < profile.l1_bytes
+    assert profile.target == detect_profile().target
+    assert measured.rate("L2 copies").alone > 0
+    assert replace(profile, name="x") == replace(HardwareProfile.from_json(profile.to_json()), name="x")

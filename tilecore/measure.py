@@ -1,0 +1,121 @@
+"""Measures this machine: clock, products and bytes per cycle, alone and with all cores at work.
+
+Comes in: a toolchain. Goes out: a `HardwareProfile` and the rates that it was made from. Every probe counts processor
+time, and the best of many short runs counts: what else runs on the machine makes single runs worse, never better.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecore.compile import HEADERS
+from tilecore.profile import HardwareProfile, cache_size, detect_profile
+from tilecore.toolchain import Toolchain
+
+ROUNDS = 60_000  # of a probe of products: well under a millisecond
+CLOCK_ROUNDS = 20_000
+TRIES = 40
+MOVED = 4 << 20  # bytes of one run, or the whole of what does not fit
+ROW = 2 * 12 * 64  # a multiple of the bytes that the probes of memory take at a time
+LEVELS = (("L1", "l1", 0.5), ("L2", "l2", 0.5), ("L3", "l3", 0.3), ("DRAM", "l3", 4.0))  # name, cache, share of it
+MOST = 512 << 20  # bytes of one buffer
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One measured figure, of one core: alone, and while all of them do the same. Units per second."""
+
+    name: str
+    unit: str
+    alone: float
+    together: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measured profile and its rates, in the order of measuring."""
+
+    profile: HardwareProfile
+    rates: tuple[Rate, ...]
+    caches_known: bool  # else their sizes are those of the table
+
+    def rate(self, name: str) -> Rate:
+        """The rate called `name`."""
+        return next(rate for rate in self.rates if rate.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """The compiled probes and how many threads run them."""
+
+    library: ctypes.CDLL
+    cores: int
+
+    def measure(self, name: str, unit: str, probe: str, *arguments: Sequence[object], tries: int = TRIES) -> Rate:
+        """Best of `tries`, on one core and on all; `arguments` has one list per thread, or one for all of them."""
+        function = getattr(self.library, probe)
+        function.restype = ctypes.c_double
+
+        def run(thread: int) -> float:
+            return max(function(*arguments[thread % len(arguments)]) for _ in range(tries))
+
+        with ThreadPoolExecutor(self.cores) as pool:
+            together = list(pool.map(run, range(self.cores)))
+        return Rate(name, unit, run(0), sum(together) / self.cores)
+
+
+def measure_profile(toolchain: Toolchain, *, progress: Progress) -> Measured:
+    """This machine as measured, in some seconds. BuildError without a working compiler."""
+    base = detect_profile()
+    source = (HEADERS / "tile_probe.c").read_text()
+    library = toolchain.library([toolchain.object(source, ("-march=native",), ())])
+    probes = Probes(ctypes.CDLL(str(library)), base.cores)
+    values = (ctypes.c_float * 2)(0.5, 0.25)
+    progress("clock")
+    rates = [probes.measure("scalar clock", "Hz", "probe_clock", [ctypes.c_int64(CLOCK_ROUNDS)])]
+    for name, unit, probe in (
+        ("f32 multiply-adds", "/s", "probe_fma"),
+        ("clock under vector work", "Hz", "probe_clock"),
+        ("int8 products", "/s", "probe_bytes"),
+        ("bf16 products", "/s", "probe_bf16"),
+    ):
+        progress(name)
+        arguments = [ctypes.c_int64(CLOCK_ROUNDS)] if probe == "probe_clock" else [ctypes.c_int64(ROUNDS), values]
+        rates.append(probes.measure(name, unit, probe, arguments))
+    for level, cache, share in LEVELS:
+        size = min(int(getattr(base, cache) * share) // ROW * ROW, MOST)
+        buffers = [np.ones(size // 4, np.float32) for _ in range(base.cores if level != "L3" else 1)]
+        repeats = max(1, MOVED // size)
+        tries = TRIES if size <= MOVED else 5
+        arguments = [
+            [b.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(size), ctypes.c_int64(repeats)] for b in buffers
+        ]
+        progress(f"{level}: reads")
+        rates.append(probes.measure(f"{level} reads", "B/s", "probe_read", *arguments, tries=tries))
+        if level != "L3":  # its buffer is shared, for all of them to fit
+            progress(f"{level}: copies")
+            rates.append(probes.measure(f"{level} copies", "B/s", "probe_copy", *arguments, tries=tries))
+    known = all(cache_size(level) for level in (1, 2, 3))
+    return Measured(_profile(base, {rate.name: rate.together for rate in rates}), tuple(rates), known)
+
+
+def _profile(base: HardwareProfile, together: dict[str, float]) -> HardwareProfile:
+    """The profile of these rates per second, in cycles of the clock that vector work leaves."""
+    clock = together["clock under vector work"]
+    read = {level: round(together[f"{level} reads"] / clock, 2) for level, _, _ in LEVELS}
+    return replace(
+        base,
+        name=base.name.replace("this machine", "this machine, measured"),
+        fma_per_cycle=round(together["f32 multiply-adds"] / clock / base.target.lanes, 2),
+        l1_bytes=read["L1"],
+        l2_bytes=read["L2"],
+        l3_bytes=read["L3"],
+        dram_bytes=read["DRAM"],
+        clock=clock,
+        int8_per_cycle=round(together["int8 products"] / clock, 1),
+        bf16_per_cycle=round(together["bf16 products"] / clock, 1),
+    )
