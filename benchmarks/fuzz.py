@@ -43,7 +43,8 @@ Array = npt.NDArray[Any]
 
 QUICK = 40  # graphs
 TOLERANCE = 1e-6  # of float64 results, relative to the largest element: constants of the model stay float32
-HALF_TOLERANCE = 2e-3  # of results whose spec rounds what it stores to float16
+ROUNDING = {DType.F16: 2.0**-11, DType.BF16: 2.0**-8}  # of an element that a spec stores in these types
+FOLDED = 0.5  # roundings of the largest element: constants that a spec folds (√d) are rounded as the model says
 
 
 @dataclass(frozen=True)
@@ -128,28 +129,29 @@ def difference(found: Found, model: onnx.ModelProto, inputs: dict[str, Array]) -
     )
     original = evaluate(model, Path(), inputs, outputs).values
     for name in outputs:
-        if not close(ranged[name], original[name], TOLERANCE):
+        if not close(ranged[name], original[name]):
             return f"{name}: the loaded model differs from the original"
     for region in found.regions:
-        halves = any(tensor.dtype in (DType.F16, DType.BF16) for tensor in region.spec.inputs)
-        tolerance = HALF_TOLERANCE if halves else TOLERANCE
         arrays = {tensor.name: ranged[tensor.name] for tensor in region.spec.inputs}
         results = evaluate_spec(region.spec, arrays)
+        tensors = [result.place.tensor for result in region.spec.outputs]
+        stored = {tensor.name: ROUNDING.get(tensor.dtype, 0.0) for tensor in tensors}
         for value in region.outputs:
             name = value.name or ""
-            if not any(close(results[name], wanted[name], tolerance) for wanted in (ranged, unbounded)):
+            if not any(close(results[name], wanted[name], stored[name]) for wanted in (ranged, unbounded)):
                 return f"{region.kind} region → {name}: the spec differs from the nodes"
     return ""
 
 
-def close(actual: Array, expected: Array, tolerance: float) -> bool:
-    """Same shape, same NaN and infinities, else equal up to `tolerance` times the largest magnitude."""
+def close(actual: Array, expected: Array, rounding: float = 0.0) -> bool:
+    """Same shape, same NaN and infinities, else equal up to `rounding` of each element (and FOLDED)."""
     if actual.shape != expected.shape:
         return False
     finite = np.isfinite(expected)
     scale = max(np.abs(expected[finite].astype(np.float64)).max(initial=0.0), TOLERANCE)
     with np.errstate(invalid="ignore"):
-        near = np.abs(actual.astype(np.float64) - expected.astype(np.float64)) <= tolerance * scale
+        allowed = (TOLERANCE + FOLDED * rounding) * scale + rounding * np.abs(expected.astype(np.float64))
+        near = np.abs(actual.astype(np.float64) - expected.astype(np.float64)) <= allowed
     same = (actual == expected) | (np.isnan(actual.astype(np.float64)) & np.isnan(expected.astype(np.float64)))
     return bool(np.where(finite, near, same).all())
 
