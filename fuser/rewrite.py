@@ -137,7 +137,10 @@ class _Surgery:
             self.moved[old] = new
 
     def _input(self, value: ir.Value, packed: Packing | None) -> ir.Value:
+        element = self.shapes.dtype(value)
         value = self.moved.get(value, value)
+        if value.type is None and element is not None:
+            value.type = ir.TensorType(element)  # the file tells what kernels read, in bodies too
         tensor = value.const_value
         if packed is None or tensor is None:
             return value

@@ -40,7 +40,7 @@ from runtime.report import FaultReport, MissReport, RegionReport, Report
 from runtime.repro import write_repro
 from runtime.session import LoadError as SessionError
 from runtime.tuned import tuned_store
-from runtime.verify import QUANTIZING, FusedError, Verdict, VerifyError, expose
+from runtime.verify import FusedError, Verdict, VerifyError, expose
 from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
 from tilecore.compile import Dump, Kernel, compile_spec
@@ -278,9 +278,6 @@ def fuse(
     _dump_scan(model, regions, misses, dump)
     parts: list[Part] = []
     refused: list[Miss] = []
-    if any(node.op_type in QUANTIZING for node in model.graph.all_nodes()):
-        refused = [_unjudged(region) for region in regions if region.body]
-        regions = tuple(region for region in regions if not region.body)
     dropped: list[Part] = []
     for number, region in enumerate(regions, 1):
         progress(f"writing kernels: region {number} of {len(regions)}")
@@ -308,20 +305,6 @@ def _refused(region: Region, reason: str) -> Miss:
         op=last.op_type,
         reached=f"{region.label}: the whole region was found; the backend refused it",
         advice="nothing to do in the model: the backend has no code for this yet",
-        body=region.body,
-    )
-
-
-def _unjudged(region: Region) -> Miss:
-    """The miss of a region in a body of a model that quantises: outputs alone do not tell whether it is right."""
-    last = region.nodes[-1]
-    return Miss(
-        region.kind,
-        name_of(last),
-        "it is in the body of an If, Loop or Scan of a model that quantises, where it cannot be checked by itself",
-        op=last.op_type,
-        reached=f"{region.label}: the whole region was found",
-        advice="export the body as a model of its own",
         body=region.body,
     )
 

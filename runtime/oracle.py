@@ -185,8 +185,11 @@ def evaluate(
     names: Sequence[str],
     *,
     mode: Mode = Mode.RANGE,
+    operators: Sequence[type[OpRun]] = (),
 ) -> Evaluation:
     """The values `names` of `model` for `feeds`; external weights are read from `folder` when used.
+
+    `operators` are known beside the standard's.
 
     Raises OracleError for operators that onnx.reference does not know or cannot run.
     """
@@ -199,15 +202,15 @@ def evaluate(
     precision: dict[str, np.dtype[Any]] = {}
     for name, value in feeds.items():
         known[name], precision[name] = _widen(value), value.dtype
-    nested = any(_subgraphs(node) for node in graph.node)
+    nested = any(subgraphs(node) for node in graph.node)
     last_use = {} if nested else {name: i for i, node in enumerate(graph.node) for name in node.input}
     longest = 1
     overflowed = False
     for i, node in enumerate(graph.node):
-        for name in weights.keys() & ({*node.input} | _captured(node)) - known.keys():
+        for name in weights.keys() & ({*node.input} | captured(node)) - known.keys():
             value = numpy_helper.to_array(weights[name], str(folder))
             known[name], precision[name] = _widen(value), value.dtype
-        results = _run_node(node, opsets, known)
+        results = _run_node(node, opsets, known, [*NEW_OPS, *operators])
         kind = _precision(node, precision)
         for name, value in results.items():
             known[name] = _in_type(_widen(value), kind, mode)
@@ -223,21 +226,23 @@ def evaluate(
     return Evaluation({name: known[name] for name in names}, longest, overflowed)
 
 
-def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[str, Array]) -> dict[str, Array]:
+def _run_node(
+    node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[str, Array], operators: list[type[OpRun]]
+) -> dict[str, Array]:
     """The node's outputs in double precision."""
     wide = _widen_node(node)
     flattened = node.op_type in FLATTENED_BEFORE_13 and not node.domain and opsets.get("", 1) < 13
     missing = [name for name in node.input if name and name not in known]
     if missing:
         raise OracleError(f"node {node.name!r} ({node.op_type}) reads {missing[0]!r}, which nothing computes")
-    scope = {name: known[name] for name in {*node.input, *_captured(node)} if name in known}
+    scope = {name: known[name] for name in {*node.input, *captured(node)} if name in known}
     if flattened:
         scope[node.input[0]] = _flatten(wide, scope[node.input[0]])
     repeated = node.op_type if not node.domain and all(node.output) else ""
     if repeated == "Scan":
         wide, scope = straightened(wide, scope)
     elif repeated == "Loop":
-        wide = stacking(wide, opsets.get("", 1))
+        wide, scope = stacking(wide, scope, opsets.get("", 1))
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(scope[name].dtype), scope[name].shape)
         for name in dict.fromkeys(wide.input)
@@ -248,7 +253,7 @@ def _run_node(node: onnx.NodeProto, opsets: Mapping[str, int], known: Mapping[st
     graph = helper.make_graph([wide], "node", inputs, outputs)
     try:
         with np.errstate(all="ignore"):
-            evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=NEW_OPS)
+            evaluator = ReferenceEvaluator(graph, opsets=dict(opsets), new_ops=operators)
             values: Any = evaluator.run(names, scope)
     except Exception as error:
         raise OracleError(f"node {node.name!r} ({node.op_type}) cannot be evaluated: {error}") from error
@@ -303,7 +308,7 @@ def _precision(node: onnx.NodeProto, precision: Mapping[str, np.dtype[Any]]) -> 
         return FLOATS.get(attributes["value"].t.data_type, np.dtype(np.float64))
     if node.op_type == "CastLike":
         return precision.get(node.input[1], np.dtype(np.float32))
-    kinds = (precision[name] for name in node.input if precision.get(name) in FLOATS.values())
+    kinds = (precision[name] for name in node.input if name in precision and precision[name] in FLOATS.values())
     return next(kinds, np.dtype(np.float32))
 
 
@@ -337,18 +342,19 @@ def _graphs(attribute: onnx.AttributeProto) -> Iterable[onnx.GraphProto]:
     return (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
 
 
-def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The bodies of a node."""
     return [graph for attribute in node.attribute for graph in _graphs(attribute)]
 
 
-def _captured(node: onnx.NodeProto) -> set[str]:
+def captured(node: onnx.NodeProto) -> set[str]:
     """Every name that the node's subgraphs read, their own values included."""
     names: set[str] = set()
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         names.update(value.name for value in graph.output)
         for inner in graph.node:
             names.update(inner.input)
-            names |= _captured(inner)
+            names |= captured(inner)
     return names
 
 

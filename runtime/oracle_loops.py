@@ -53,10 +53,16 @@ def _layouts(node: onnx.NodeProto, side: str, count: int) -> list[tuple[int, boo
     return [(int(axis), bool(back)) for axis, back in zip(axes, directions, strict=True)]
 
 
-def stacking(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
-    """The Loop with two axes of 1 before what every step gives out, so that joining along the first one stacks."""
-    plain = onnx.NodeProto()
+def stacking(node: onnx.NodeProto, scope: Mapping[str, Array], opset: int) -> tuple[onnx.NodeProto, dict[str, Array]]:
+    """The Loop with two axes of 1 before what every step gives out, so that joining along the first one stacks.
+
+    A condition that is left out is true; onnx.reference takes no step then.
+    """
+    plain, known = onnx.NodeProto(), dict(scope)
     plain.CopyFrom(node)
+    if not plain.input[1]:
+        plain.input[1] = f"{node.output[0]}#go"
+        known[plain.input[1]] = np.array(True)
     body = next(attribute.g for attribute in plain.attribute if attribute.name == "body")
     states = len(body.input) - 2
     for number, value in enumerate(list(body.output)[1 + states :]):
@@ -67,7 +73,7 @@ def stacking(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
             body.initializer.append(numpy_helper.from_array(np.array([0, 1], np.int64), f"{name}.axes"))
             body.node.append(helper.make_node("Unsqueeze", [value.name, f"{name}.axes"], [name]))
         body.output[1 + states + number].CopyFrom(helper.make_empty_tensor_value_info(name))
-    return plain
+    return plain, known
 
 
 def stacked(node: onnx.NodeProto, values: Sequence[Array]) -> list[Array]:

@@ -14,6 +14,7 @@ region, each against its own body on the same inputs, and their outputs by how f
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImp
 
 from runtime import inputs as model_inputs
 from runtime import ort_values
+from runtime.body_calls import Call, calls_in_bodies, needs_of, nodes_with_kernels
 from runtime.compare import (
     UNIT_ROUNDOFF,
     OutputError,
@@ -149,8 +151,10 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
             actual = _run(lambda feeds: ort_values.run(session, names, feeds), names, case, "the fused model")
         except VerifyError as error:
             raise FusedError(str(error), case.feeds) from error
-        accused = blame(fused, case.feeds) if quantized else []
+        accused: list[RegionError] = []
         if quantized:
+            accused, unseen = blame(fused, case.feeds)
+            unmeasured = unmeasured or unseen
             own, reason = reference.drift(case.feeds, expected)
             unmeasured = unmeasured or reason
             found = [compare_signal(name, expected[name], actual[name], own=own.get(name)) for name in names]
@@ -163,7 +167,7 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
         if wrong or accused:
             first = wrong or next(output for output in accused[0].outputs if output.fault)
             mismatch = f"output {first.name!r} at {case.label}: {first.fault}"
-            regions = tuple(accused or blame(fused, case.feeds))
+            regions = tuple(accused or blame(fused, case.feeds)[0])
             return Verdict(False, tuple(worst.values()), tuple(labels), mismatch, regions, unmeasured, case.feeds)
     return Verdict(True, tuple(worst.values()), tuple(labels), unmeasured=unmeasured)
 
@@ -180,29 +184,40 @@ def quantizes(model: onnx.ModelProto) -> bool:
     return False
 
 
-def blame(fused: Path, feeds: Mapping[str, Array]) -> list[RegionError]:
+def blame(fused: Path, feeds: Mapping[str, Array]) -> tuple[list[RegionError], str | None]:
     """The fused nodes whose kernels disagree with their function bodies on the values that `feeds` lead to.
 
     Every node is judged on the values that the kernels before it gave, so that one wrong node does not accuse those
-    after it. Nodes inside the bodies of If and Loop are not examined. Raises what `verify` raises.
+    after it; nodes in the bodies of If, Loop and Scan by their first calls. The second result says why these could not
+    be seen, None when they were. Raises what `verify` raises.
     """
     model = onnx.load(str(fused), load_external_data=False)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    nodes = [node for node in model.graph.node if node.domain == DOMAIN]
+    nodes, outer = [node for node in model.graph.node if node.domain == DOMAIN], nodes_with_kernels(model)
+    inner = {name for node in outer for name in needs_of(node)}
     wanted = {name for node in nodes for name in (*node.input, *node.output) if name}
+    wanted |= inner & {name for node in model.graph.node for name in node.output}
     shown = sorted(wanted - weights.keys() - feeds.keys())
     values = {**expose(fused, shown, feeds), **feeds}
+
+    def constants(names: Iterable[str]) -> dict[str, Array]:
+        return {name: numpy_helper.to_array(weights[name], str(fused.parent)) for name in names if name in weights}
+
+    calls: list[Call] = []
+    unseen: str | None = None
+    try:
+        calls = calls_in_bodies(model, fused.with_suffix(".so"), values | constants(inner)) if outer else []
+    except OracleError as error:
+        unseen = f"kernels in bodies of If, Loop and Scan are judged by the model's outputs alone: {error}"
     errors: list[RegionError] = []
     bodies = {function.name: function for function in model.functions if function.domain == DOMAIN}
-    for node in nodes:
-        needed = [name for name in node.input if name in weights]
-        constants = {name: numpy_helper.to_array(weights[name], str(fused.parent)) for name in needed}
-        body = bodies.get(node.op_type)
+    for call in chain((Call(node, values | constants(node.input)) for node in nodes), calls):
+        body = bodies.get(call.node.op_type)
         rounds = body is not None and any(inner.op_type in QUANTIZING for inner in body.node)
-        error = _judge_node(model, node, values | constants, rounds=rounds)
+        error = _judge_node(model, call.node, call.values, rounds=rounds)
         if any(output.fault for output in error.outputs):
             errors.append(error)
-    return errors
+    return errors, unseen
 
 
 def _judge_node(

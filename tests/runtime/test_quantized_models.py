@@ -19,9 +19,11 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader
 
 from models import bert
 from runtime import inputs as model_inputs
-from runtime.compile import explain, optimize
+from runtime.body_calls import fused_nodes
+from runtime.compile import optimize
 from runtime.options import Options
 from runtime.session import DOMAIN, load
+from runtime.verify import blame
 from tilecore.profile import detect_profile
 
 pytestmark = pytest.mark.cpu
@@ -196,19 +198,59 @@ def _static(source: Path, target: Path) -> None:
     )
 
 
-def test_bodies_of_models_that_quantise_are_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "branches.onnx"
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    g (float[S, 8] x, bool c) => (float[S, 8] y) <float s = {0.1}, uint8 z = {3}> {
+BRANCHES = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[S, 8] x, bool c, int64 n) => (float[S, 8] y, float[S, 8] w)
+    <float s = {0.1}, uint8 z = {3}, int8[8, 8] levels, float t = {0.02}, int8 o = {0}> {
         q = QuantizeLinear(x, s, z)
         r = DequantizeLinear(q, s, z)
-        y = If (c) <then_branch = a () => (float[S, 8] u) { m = Softmax(r) u = Mul(m, m) },
+        y = If (c) <then_branch = a () => (float[S, 8] u) {
+                        k = DequantizeLinear(levels, t, o) p = MatMul(r, k) u = Relu(p) },
                     else_branch = b () => (float[S, 8] v) { v = Relu(r) }>
+        w = Loop (n, , x) <body = d (int64 i, bool go, float[S, 8] h) => (bool more, float[S, 8] g) {
+            more = Identity(go)
+            e = QuantizeLinear(h, s, z) f = DequantizeLinear(e, s, z)
+            l = DequantizeLinear(levels, t, o) m = MatMul(f, l) g = Tanh(m) }>
     }"""
-    onnx.save(onnx.parser.parse_model(text), path)
-    report = explain(path, options=Options(cache=tmp_path, fuse_all=True))
-    assert not any(region.body for region in report.regions)
-    assert any("cannot be checked by itself" in miss.reason for miss in report.misses)
+
+
+@pytest.fixture(scope="module")
+def branches(tmp_path_factory: pytest.TempPathFactory, object_cache: Path) -> tuple[Path, Path]:
+    """A model with integer contractions in the bodies of an If and a Loop, and as fused."""
+    model = onnx.parser.parse_model(BRANCHES)
+    levels = np.random.default_rng(2).integers(-120, 121, (8, 8)).astype(I8)
+    model.graph.initializer.append(numpy_helper.from_array(levels, "levels"))
+    original = tmp_path_factory.mktemp("branches") / "original.onnx"
+    onnx.save(model, original)
+    return original, optimized(original, object_cache.parent)
+
+
+def inner_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [inner for node in model.graph.node for inner in fused_nodes(node)]
+
+
+def test_regions_in_bodies_sum_integers_and_are_right(branches: tuple[Path, Path]) -> None:
+    original, fused = branches
+    assert len(inner_nodes(onnx.load(fused))) == 2
+    for count, flag in ((0, True), (3, False), (5, True)):
+        x = np.random.default_rng(count).standard_normal((5, 8)).astype(F32)
+        feeds = {"x": x, "c": np.array(flag), "n": np.array(count, np.int64)}
+        for want, got in zip(plain(original).run(None, feeds), load(fused).run(None, feeds), strict=True):
+            np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=0, atol=1e-5)
+
+
+def test_a_wrong_kernel_in_a_body_is_blamed(branches: tuple[Path, Path], tmp_path: Path) -> None:
+    _, fused = branches
+    model = onnx.load(fused)
+    target = next(node for node in inner_nodes(model) if "g" in node.output)
+    body = next(function for function in model.functions if function.name == target.op_type)
+    next(node for node in body.node if node.op_type == "Tanh").op_type = "Sigmoid"
+    wrong = tmp_path / "wrong.onnx"
+    onnx.save(model, wrong)
+    wrong.with_suffix(".so").write_bytes(fused.with_suffix(".so").read_bytes())
+    feeds = {"x": np.ones((3, 8), F32), "c": np.array(True), "n": np.array(2, np.int64)}
+    regions, unseen = blame(wrong, feeds)
+    assert unseen is None
+    assert {region.node for region in regions} == {target.name}
 
 
 @pytest.mark.parametrize("quantize", [_dynamic, _static])
