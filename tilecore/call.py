@@ -57,6 +57,7 @@ _RUN = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_void_p),
     ctypes.POINTER(ctypes.c_void_p),
     ctypes.c_void_p,
+    _Sizes,
     ctypes.c_int64,
     ctypes.c_int64,
 )
@@ -87,7 +88,9 @@ class CompiledKernel:
     def __call__(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         """The outputs, in order; each is filled with a poison first. KernelError when a shape does not fit."""
         call = self.prepare(*inputs)
-        _RUN(self.table.run)(call.symbols, call.inputs, call.outputs, call.scratch.ctypes.data, 0, call.tasks)
+        copied = ctypes.c_int64(-1)
+        scratch = call.scratch.ctypes.data
+        _RUN(self.table.run)(call.symbols, call.inputs, call.outputs, scratch, copied, 0, call.tasks)
         return call.results
 
     def prepare(self, *inputs: np.ndarray, threads: int = 1) -> "Call":

@@ -105,24 +105,22 @@ class _Kernel(Expressions):
         self._scratch_pointers()
         extents = [self.scalar(extent_of(axis)) for axis in program.grid]
         onces = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
-        if onces:
-            self.line("int64_t last = -1;")
         self.scopes.append(Scope())
         self._grid_point(extents)
         if onces:
-            self.line(f"if (task / {extents[0]} != last) {{")
-            self.line(f"    last = task / {extents[0]};")
+            self.line(f"if (task / {extents[0]} != *copied) {{")
+            self.line(f"    *copied = task / {extents[0]};")
             for once in onces:
                 self.line(f"    memset(once_{once.name}, 0, (size_t)({self.scalar(once.count)}));")
             self.line("}")
         self.block(program.body)
         body = self.scopes.pop().lines
         text = [*head.lines, "for (int64_t task = begin; task < end; task++) {", *_indent(body), "}"]
-        unused = ["(void)symbols;", "(void)inputs;", "(void)outputs;", "(void)scratch;"]
+        unused = [f"(void){name};" for name in ("symbols", "inputs", "outputs", "scratch", "copied")]
         return "\n".join(
             [
                 "static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,",
-                "                void* scratch, int64_t begin, int64_t end) {",
+                "                void* scratch, int64_t* copied, int64_t begin, int64_t end) {",
                 *_indent(unused + text),
                 "}",
             ]

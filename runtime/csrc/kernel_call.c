@@ -25,6 +25,7 @@ enum {
 typedef struct call {
     const tile_kernel* kernel;
     size_t scratch_bytes;
+    int64_t number; /* of all calls of the process */
     tile_chunks chunks;
     atomic_bool out_of_memory;
     int64_t symbols[TILE_MAX_SYMBOLS];
@@ -71,16 +72,19 @@ OrtStatus* tile_refuse(const OrtApi* api, OrtErrorCode code, const char* op, con
 
 typedef struct scratch_block {
     size_t capacity; /* usable bytes, from SCRATCH_ALIGNMENT on */
+    int64_t call;    /* the number of the call that used it last */
+    int64_t copied;  /* the group of that call whose copies it holds, or -1 */
 } scratch_block;
 
 static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
 static bool scratch_ready;
+static atomic_int_fast64_t calls; /* so far, in all sessions */
 
 static void create_scratch_key(void) { scratch_ready = pthread_key_create(&scratch_key, free) == 0; }
 
 /* This thread's block of at least `bytes`, or NULL when there is no memory. */
-static void* thread_scratch(size_t bytes) {
+static scratch_block* thread_scratch(size_t bytes) {
     pthread_once(&scratch_once, create_scratch_key);
     if (!scratch_ready) return NULL;
     scratch_block* block = pthread_getspecific(scratch_key);
@@ -89,13 +93,13 @@ static void* thread_scratch(size_t bytes) {
         free(block);
         size_t capacity = (bytes + SCRATCH_ROUNDING - 1) / SCRATCH_ROUNDING * SCRATCH_ROUNDING;
         block = aligned_alloc(SCRATCH_ALIGNMENT, SCRATCH_ALIGNMENT + capacity);
-        if (block != NULL) block->capacity = capacity;
+        if (block != NULL) *block = (scratch_block){.capacity = capacity, .call = 0, .copied = -1};
         if (pthread_setspecific(scratch_key, block) != 0) {
             free(block);
             return NULL;
         }
     }
-    return block == NULL ? NULL : (char*)block + SCRATCH_ALIGNMENT;
+    return block;
 }
 
 /* ---- inputs and outputs ---- */
@@ -174,17 +178,22 @@ static OrtStatus* allocate_outputs(const tile_host* host, OrtKernelContext* cont
 static void run_chunk(void* data, size_t index) {
     call* job = data;
     void* scratch = NULL;
+    int64_t* copied = NULL;
     if (job->scratch_bytes != 0) {
-        scratch = thread_scratch(job->scratch_bytes);
-        if (scratch == NULL) {
+        scratch_block* block = thread_scratch(job->scratch_bytes);
+        if (block == NULL) {
             atomic_store_explicit(&job->out_of_memory, true, memory_order_relaxed);
             return;
         }
+        if (block->call != job->number) block->copied = -1;
+        block->call = job->number;
+        scratch = (char*)block + SCRATCH_ALIGNMENT;
+        copied = &block->copied;
     }
     int64_t chunk = (int64_t)index;
     int64_t begin = tile_first_task(&job->chunks, chunk);
     int64_t end = tile_first_task(&job->chunks, chunk + 1);
-    job->kernel->run(job->symbols, job->inputs, job->outputs, scratch, begin, end);
+    job->kernel->run(job->symbols, job->inputs, job->outputs, scratch, copied, begin, end);
 }
 
 OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context) {
@@ -195,6 +204,7 @@ OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, Or
     int64_t tasks = kernel->tasks(job.symbols);
     if (tasks <= 0) return NULL;
     job.scratch_bytes = kernel->scratch(job.symbols);
+    job.number = atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) + 1;
     atomic_init(&job.out_of_memory, false);
     job.chunks = tile_cut(kernel, job.symbols, tasks, host->cores);
     if (job.chunks.count == 1) {

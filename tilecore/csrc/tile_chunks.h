@@ -5,8 +5,7 @@
 #include "tile_kernel.h"
 
 enum {
-    CHUNKS_PER_CORE = 8,     /* enough that a thread which starts late costs little */
-    LEAST_CHUNKS_PER_CORE = 4, /* below it, groups of tasks that share copies are cut, and their copies repeated */
+    CHUNKS_PER_CORE = 16, /* enough that a thread which starts late or is slow costs little */
     INLINE_NANOSECONDS = 10000, /* below it, waking a thread costs more than it saves */
     CHUNK_NANOSECONDS = 2500,   /* the least work worth handing to another thread */
 };
@@ -18,20 +17,20 @@ typedef struct tile_chunks {
     int64_t count;
 } tile_chunks;
 
-/* Cuts `tasks` into chunks: one when the whole call is short; along groups when there are enough of them. */
+/* Cuts `tasks` into chunks: one when the whole call is short. Groups are cut into equal parts when there are few: a thread
+ * takes most of its chunks in a row, and keeps the copies of a group from one to the next. */
 static inline tile_chunks tile_cut(const tile_kernel* kernel, const int64_t* symbols, int64_t tasks, int64_t cores) {
     const int64_t max_chunks = cores * CHUNKS_PER_CORE;
     const int64_t work = kernel->work(symbols);
     const int64_t worth = work < INLINE_NANOSECONDS ? 1 : work / CHUNK_NANOSECONDS;
     const int64_t most = worth < max_chunks ? worth : max_chunks;
-    const int64_t least = most * LEAST_CHUNKS_PER_CORE / CHUNKS_PER_CORE;
     tile_chunks cut;
     cut.group = kernel->group(symbols);
     const int64_t groups = tasks / cut.group;
-    cut.parts = groups < least ? (least + groups - 1) / groups : 1;
+    cut.parts = (most + groups - 1) / groups;
     if (cut.parts > cut.group) cut.parts = cut.group;
     cut.units = groups * cut.parts;
-    cut.count = most < cut.units ? most : cut.units;
+    cut.count = groups < most ? cut.units : most;
     return cut;
 }
 

@@ -24,6 +24,7 @@
 #define TILE_PANEL 16 /* columns of a packed panel, the same for every instruction set */
 #define TILE_INLINE static inline __attribute__((always_inline))
 #define TILE_UNROLL _Pragma("GCC unroll 32")
+#define TILE_UNROLL_DEPTH _Pragma("GCC unroll 4") /* a core that two threads share is short of instruction slots */
 
 typedef float f32v __attribute__((vector_size(4 * TILE_LANES)));
 typedef double f64v __attribute__((vector_size(8 * TILE_LANES)));
@@ -197,12 +198,11 @@ TILE_INLINE f32v zero_where(i32v m, f32v x) { return (f32v)((i32v)x & ~m); }
 TILE_INLINE f32v exp2_f32(f32v x) {
     f32v y = max_raw(splat_f32(-127.0f), min_raw(splat_f32(128.0f), x)); /* second operand: NaN goes through */
     f32v n = round_f32v(y), r = y - n;
-    f32v p = splat_f32(1.5469732e-4f);
-    p = p * r + 1.3398874e-3f;
-    p = p * r + 9.6184370e-3f;
-    p = p * r + 5.5503324e-2f;
-    p = p * r + 2.4022651e-1f;
-    p = p * r + 6.9314720e-1f;
+    f32v p = splat_f32(1.32646524e-3f); /* 2^r to 9.2e-8 of itself, exact at 0 */
+    p = p * r + 9.67151132e-3f;
+    p = p * r + 5.55073396e-2f;
+    p = p * r + 2.40222421e-1f;
+    p = p * r + 6.93146978e-1f;
     p = p * r + 1.0f;
     return add_exponent(p, n);
 }
@@ -399,7 +399,7 @@ TILE_WIDE_FOLD(min_lanes_f64, scalar_min)
         f32v acc[MR][NV];                                                                                             \
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                 \
             clear ? (f32v){0} : load_f32(c + i * ldc + j * TILE_LANES);                                               \
-        for (int64_t k = 0; k < depth; k++) {                                                                         \
+        TILE_UNROLL_DEPTH for (int64_t k = 0; k < depth; k++) {                                                       \
             f32v bv[NV];                                                                                              \
             TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] =                                                          \
                 load_##TYPE(b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL);  \

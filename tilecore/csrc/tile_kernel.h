@@ -2,7 +2,9 @@
  *
  * A host binds the symbolic dims of a call from its input shapes (`bind`), allocates the outputs (`shape`), then runs
  * tasks [begin, end) of `tasks` in any order on any threads, each thread with its own `scratch` bytes (64-byte aligned,
- * not shared while in use, contents undefined). Kernels never allocate, never throw, never keep state.
+ * not shared while in use, contents undefined). `group` tasks in a row share copies of inputs, which stay in `scratch`:
+ * `copied` is the group whose copies an earlier `run` of the same call left there, or -1. Kernels never allocate, never
+ * throw, never keep state elsewhere.
  */
 #ifndef TILE_KERNEL_H
 #define TILE_KERNEL_H
@@ -10,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TILE_ABI_VERSION 2
+#define TILE_ABI_VERSION 3
 #define TILE_MAX_RANK 8
 #define TILE_MAX_SYMBOLS 32
 
@@ -45,11 +47,11 @@ typedef struct tile_kernel {
     int32_t (*bind)(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error, size_t error_size);
     void (*shape)(const int64_t* symbols, int32_t output, int64_t* dims); /* writes outputs[output].rank dims */
     int64_t (*tasks)(const int64_t* symbols);  /* independent grid points; 0 when an output is empty */
-    int64_t (*group)(const int64_t* symbols);  /* so many tasks in a row share copies: cheapest in one `run` */
+    int64_t (*group)(const int64_t* symbols);  /* so many tasks in a row share copies: cheapest on one thread */
     size_t (*scratch)(const int64_t* symbols); /* bytes per thread */
     int64_t (*work)(const int64_t* symbols);   /* estimated cost of the whole call in nanoseconds of one core */
-    void (*run)(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch, int64_t begin,
-                int64_t end);
+    void (*run)(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch, int64_t* copied,
+                int64_t begin, int64_t end);
 } tile_kernel;
 
 /* All kernels of one library for one instruction set. `supported` asks the running processor. */

@@ -1,4 +1,5 @@
-/* Times one kernel on a few threads: what `tune` and the benchmarks of recommendation measure with. */
+/* Times one kernel on a few threads: what `tune` and the benchmarks of recommendation measure with. As in ONNX Runtime,
+ * each thread has a range of chunks of its own, and takes over those of others when it has done them. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,7 +16,7 @@ typedef struct timing {
     void* const* outputs;
     tile_chunks chunks;
     int32_t threads;
-    atomic_llong next;      /* chunk to take */
+    atomic_llong next[MAX_THREADS]; /* chunk to take of each thread's range */
     atomic_int round;       /* that threads may work on */
     atomic_int done;        /* threads that have finished it */
     double busy[MAX_THREADS]; /* processor seconds of each thread in this round */
@@ -34,13 +35,19 @@ static double processor_time(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* Where the range of thread `number` begins. */
+static int64_t first_chunk(const timing* t, int32_t number) { return t->chunks.count * number / t->threads; }
+
 static void work(timing* t, const worker* own) {
     const double start = processor_time();
-    for (;;) {
-        const int64_t chunk = atomic_fetch_add(&t->next, 1);
-        if (chunk >= t->chunks.count) break;
-        t->kernel->run(t->symbols, t->inputs, t->outputs, own->scratch, tile_first_task(&t->chunks, chunk),
-                       tile_first_task(&t->chunks, chunk + 1));
+    int64_t copied = -1;
+    for (int32_t i = 0; i < t->threads; i++) {
+        const int32_t owner = (own->number + i) % t->threads;
+        const int64_t stop = first_chunk(t, owner + 1);
+        for (int64_t chunk; (chunk = atomic_fetch_add(&t->next[owner], 1)) < stop;) {
+            t->kernel->run(t->symbols, t->inputs, t->outputs, own->scratch, &copied, tile_first_task(&t->chunks, chunk),
+                           tile_first_task(&t->chunks, chunk + 1));
+        }
     }
     t->busy[own->number] = processor_time() - start;
     atomic_fetch_add(&t->done, 1);
@@ -73,7 +80,9 @@ __attribute__((visibility("default"))) double tile_time(const tile_kernel* kerne
     while (started < threads && pthread_create(&handles[started], NULL, follow, &workers[started]) == 0) started++;
     double best = started == threads ? 1e30 : -1.0;
     for (int32_t round = 1; round <= rounds; round++) {
-        atomic_store(&t.next, started == threads ? 0 : t.chunks.count);
+        for (int32_t i = 0; i < threads; i++) {
+            atomic_store(&t.next[i], first_chunk(&t, started == threads ? i : threads));
+        }
         atomic_store(&t.done, 0);
         atomic_store(&t.round, round);
         work(&t, &workers[0]);
