@@ -1,4 +1,4 @@
-/* FusedGolden_3143c759386b: attention for x86-64-v3 */
+/* FusedGolden_7c1f68c9bea5: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -41,11 +41,12 @@ static void product(const float* restrict a, int64_t lda, int64_t step, const fl
     }
 }
 static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,
-                void* scratch, int64_t begin, int64_t end) {
+                void* scratch, int64_t* copied, int64_t begin, int64_t end) {
     (void)symbols;
     (void)inputs;
     (void)outputs;
     (void)scratch;
+    (void)copied;
     const int64_t n0 = symbols[0];
     const int64_t n1 = symbols[1];
     const float* restrict input0 = (const float*)inputs[0];
@@ -79,15 +80,14 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     at += (t6);
     const int64_t t7 = n1 + 23;
     const int64_t t8 = floordiv_i64(t7, 24);
-    int64_t last = -1;
     const int32_t t132 = n1 == 0;
     const i32v v133 = splat_bool(t132);
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_9 = task % t8;
         const int64_t h_10 = task / t8 % 2;
         const int64_t b_11 = task / t8 / 2;
-        if (task / t8 != last) {
-            last = task / t8;
+        if (task / t8 != *copied) {
+            *copied = task / t8;
             memset(once_k, 0, (size_t)(t2));
             memset(once_v, 0, (size_t)(t2));
         }
@@ -338,7 +338,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_3143c759386b_x86_64_v3 = {
-    "FusedGolden_3143c759386b", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_7c1f68c9bea5_x86_64_v3 = {
+    "FusedGolden_7c1f68c9bea5", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

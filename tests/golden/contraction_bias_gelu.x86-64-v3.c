@@ -1,4 +1,4 @@
-/* FusedGolden_5bd184ceafbd: matmul for x86-64-v3 */
+/* FusedGolden_66def8e0a4ed: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -41,11 +41,12 @@ static void product(const float* restrict a, int64_t lda, int64_t step, const fl
     }
 }
 static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,
-                void* scratch, int64_t begin, int64_t end) {
+                void* scratch, int64_t* copied, int64_t begin, int64_t end) {
     (void)symbols;
     (void)inputs;
     (void)outputs;
     (void)scratch;
+    (void)copied;
     const int64_t n0 = symbols[0];
     const float* restrict input0 = (const float*)inputs[0];
     const float* restrict input1 = (const float*)inputs[1];
@@ -137,7 +138,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_5bd184ceafbd_x86_64_v3 = {
-    "FusedGolden_5bd184ceafbd", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_66def8e0a4ed_x86_64_v3 = {
+    "FusedGolden_66def8e0a4ed", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

@@ -1,13 +1,14 @@
-/* FusedGolden_11fc6be9471e: row for x86-64-v3 */
+/* FusedGolden_3cfb9a0cc465: row for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
 static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,
-                void* scratch, int64_t begin, int64_t end) {
+                void* scratch, int64_t* copied, int64_t begin, int64_t end) {
     (void)symbols;
     (void)inputs;
     (void)outputs;
     (void)scratch;
+    (void)copied;
     const int64_t n0 = symbols[0];
     const float* restrict input0 = (const float*)inputs[0];
     const float* restrict input1 = (const float*)inputs[1];
@@ -182,7 +183,7 @@ static const int32_t input_types[] = {1, 1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_dim dims_1[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}, {1, 2, dims_1}};
-const tile_kernel tile_kernel_FusedGolden_11fc6be9471e_x86_64_v3 = {
-    "FusedGolden_11fc6be9471e", 4, 2, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_3cfb9a0cc465_x86_64_v3 = {
+    "FusedGolden_3cfb9a0cc465", 4, 2, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

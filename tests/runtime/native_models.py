@@ -54,6 +54,17 @@ FUNCTIONS = (
         [_constant("zero", [0.0], FLOAT, [1]), helper.make_node("Concat", ["x", "x", "zero"], ["y"], axis=0)],
     ),
     _function(
+        "AddFirst_0f",
+        ["x"],
+        ["y"],
+        [
+            _constant("start", [0], INT64, [1]),
+            _constant("stop", [1], INT64, [1]),
+            helper.make_node("Slice", ["x", "start", "stop", "stop"], ["first"]),
+            helper.make_node("Add", ["x", "first"], ["y"]),
+        ],
+    ),
+    _function(
         "Triple_0d",
         ["x"],
         ["y"],
@@ -113,6 +124,17 @@ def write_chain(path: Path, length: int, *, op: str = "ScaleAdd_0a") -> Path:
         "chain",
         [helper.make_tensor_value_info("x", FLOAT, ["n", "m"]), helper.make_tensor_value_info("s", FLOAT, ["k"])],
         [helper.make_tensor_value_info("y", FLOAT, ["n", "m"])],
+    )
+    return _save(graph, path)
+
+
+def write_add_first(path: Path) -> Path:
+    """Write a model of one AddFirst: x [g, 4, m] -> y [g, 4, m]."""
+    graph = helper.make_graph(
+        [_node("AddFirst_0f", ["x"], ["y"])],
+        "add_first",
+        [helper.make_tensor_value_info("x", FLOAT, ["g", 4, "m"])],
+        [helper.make_tensor_value_info("y", FLOAT, ["g", 4, "m"])],
     )
     return _save(graph, path)
 

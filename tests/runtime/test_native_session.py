@@ -38,11 +38,11 @@ def sampler(tmp_path: Path, library: Path) -> Path:
     return native_models.write_sampler(tmp_path / "sampler.onnx")
 
 
-def kernel_calls(library: Path) -> int:
-    """Return how often a kernel of the loaded `library` has run."""
-    counter = ctypes.CDLL(str(library)).hand_calls
-    counter.restype = ctypes.c_longlong
-    return counter()
+def count(library: Path, counter: str) -> int:
+    """Return the count that the loaded `library` keeps under the name `counter`."""
+    function = getattr(ctypes.CDLL(str(library)), counter)
+    function.restype = ctypes.c_longlong
+    return function()
 
 
 def check_run(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> None:
@@ -60,11 +60,11 @@ def test_kernels_give_the_numbers_of_the_function_bodies(sampler: Path, provider
     plain = ort.InferenceSession(str(sampler), providers=["CPUExecutionProvider"])
     for n, m in SIZES:
         feeds = native_models.sample_feeds(n, m)
-        before = kernel_calls(sampler.with_suffix(".so"))
+        before = count(sampler.with_suffix(".so"), "hand_calls")
         check_run(plain, feeds)
-        assert kernel_calls(sampler.with_suffix(".so")) == before
+        assert count(sampler.with_suffix(".so"), "hand_calls") == before
         check_run(fused, feeds)
-        assert kernel_calls(sampler.with_suffix(".so")) > before
+        assert count(sampler.with_suffix(".so"), "hand_calls") > before
 
 
 @pytest.mark.parametrize("provider", [False, True])
@@ -105,6 +105,32 @@ def test_many_threads_share_one_session(sampler: Path, provider: bool) -> None:
             job.result()
 
 
+def test_copies_of_a_group_outlive_a_chunk_but_not_a_call(tmp_path: Path, library: Path) -> None:
+    mine = Path(shutil.copy(library, tmp_path / "first.so"))
+    session = load(native_models.write_add_first(tmp_path / "first.onnx"), threads=1)
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        x = random.standard_normal((3, 4, 5), dtype=np.float32)
+        calls, copies = count(mine, "hand_calls"), count(mine, "hand_copies")
+        np.testing.assert_array_equal(np.asarray(session.run(None, {"x": x})[0]), x + x[:, :1])
+        assert count(mine, "hand_calls") - calls > 3
+        assert count(mine, "hand_copies") - copies == 3
+
+
+@pytest.mark.parametrize("provider", [False, True])
+def test_threads_do_not_take_copies_of_other_calls(tmp_path: Path, library: Path, provider: bool) -> None:
+    shutil.copy(library, tmp_path / "first.so")
+    session = load(native_models.write_add_first(tmp_path / "first.onnx"), provider=provider, threads=3)
+
+    def run(seed: int) -> None:
+        x = np.random.default_rng(seed).standard_normal((1 + seed % 7, 4, 129), dtype=np.float32)
+        np.testing.assert_array_equal(np.asarray(session.run(None, {"x": x})[0]), x + x[:, :1])
+
+    with ThreadPoolExecutor(8) as pool:
+        for job in [pool.submit(run, seed) for seed in range(200)]:
+            job.result()
+
+
 def test_scratch_that_no_machine_has_is_an_error(tmp_path: Path, library: Path) -> None:
     shutil.copy(library, tmp_path / "hungry.so")
     session = load(native_models.write_chain(tmp_path / "hungry.onnx", 1, op="Hungry_0e"))
@@ -132,8 +158,8 @@ def test_two_providers_live_in_one_process(tmp_path: Path, library: Path) -> Non
         sessions.append(load(native_models.write_sampler(tmp_path / f"{name}.onnx"), provider=True))
     for session in sessions:
         check_run(session, native_models.sample_feeds(6, 5))
-    assert kernel_calls(tmp_path / "left.so") > 0
-    assert kernel_calls(tmp_path / "right.so") > 0
+    assert count(tmp_path / "left.so", "hand_calls") > 0
+    assert count(tmp_path / "right.so", "hand_calls") > 0
 
 
 def test_provider_registers_once_under_concurrent_loads(sampler: Path) -> None:
@@ -232,4 +258,4 @@ def test_library_builds_with_ziglang(tmp_path: Path) -> None:
     native_build.build_library(tmp_path / "sampler.so", compiler=native_build.ZIG)
     session = load(native_models.write_sampler(tmp_path / "sampler.onnx"))
     check_run(session, native_models.sample_feeds(30, 40))
-    assert kernel_calls(tmp_path / "sampler.so") > 0
+    assert count(tmp_path / "sampler.so", "hand_calls") > 0

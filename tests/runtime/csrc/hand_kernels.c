@@ -20,6 +20,11 @@ static atomic_llong calls;
 
 __attribute__((visibility("default"))) long long hand_calls(void) { return atomic_load(&calls); }
 
+/* Copies that AddFirst_0f has made. */
+static atomic_llong copies;
+
+__attribute__((visibility("default"))) long long hand_copies(void) { return atomic_load(&copies); }
+
 static void count_call(void) { atomic_fetch_add(&calls, 1); }
 
 static int64_t rows_as_tasks(const int64_t* symbols) { return symbols[0]; }
@@ -57,8 +62,9 @@ static void matrix_shape(const int64_t* symbols, int32_t output, int64_t* dims) 
 }
 
 static void scale_run(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch,
-                      int64_t begin, int64_t end) {
+                      int64_t* copied, int64_t begin, int64_t end) {
     (void)scratch;
+    (void)copied;
     count_call();
     const float* x = inputs[0];
     const float* s = inputs[1];
@@ -104,7 +110,8 @@ static void mean_shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static size_t row_of_scratch(const int64_t* symbols) { return (size_t)symbols[1] * sizeof(float); }
 
 static void mean_run(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch,
-                     int64_t begin, int64_t end) {
+                     int64_t* copied, int64_t begin, int64_t end) {
+    (void)copied;
     count_call();
     int64_t m = symbols[1];
     float* row = scratch;
@@ -163,8 +170,9 @@ static int64_t one_task(const int64_t* symbols) {
 static int64_t length_as_work(const int64_t* symbols) { return symbols[0]; }
 
 static void repeat_run(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch,
-                       int64_t begin, int64_t end) {
+                       int64_t* copied, int64_t begin, int64_t end) {
     (void)scratch;
+    (void)copied;
     (void)begin;
     (void)end;
     count_call();
@@ -198,9 +206,10 @@ static void triple_shape(const int64_t* symbols, int32_t output, int64_t* dims) 
 }
 
 static void triple_run(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch,
-                       int64_t begin, int64_t end) {
+                       int64_t* copied, int64_t begin, int64_t end) {
     (void)symbols;
     (void)scratch;
+    (void)copied;
     count_call();
     for (int64_t i = begin * 3; i < end * 3; i++) ((int64_t*)outputs[0])[i] = ((const int64_t*)inputs[0])[i / 3];
 }
@@ -242,6 +251,67 @@ static const tile_kernel hungry = {
     .run = scale_run,
 };
 
+/* ---- AddFirst_0f: y[g, 4, m] = x[g, i, m] + x[g, 0, m]: the first row is copied once for a group of four tasks ---- */
+
+enum { GROUP = 4 };
+
+static int32_t first_bind(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error,
+                          size_t size) {
+    if (ranks[0] != 3 || shapes[0][1] != GROUP) {
+        snprintf(error, size, "input 0 is not [g, %d, m]", GROUP);
+        return 1;
+    }
+    symbols[0] = shapes[0][0];
+    symbols[1] = shapes[0][2];
+    return 0;
+}
+
+static void first_shape(const int64_t* symbols, int32_t output, int64_t* dims) {
+    (void)output;
+    dims[0] = symbols[0];
+    dims[1] = GROUP;
+    dims[2] = symbols[1];
+}
+
+static int64_t first_tasks(const int64_t* symbols) { return symbols[0] * GROUP; }
+static int64_t four(const int64_t* symbols) {
+    (void)symbols;
+    return GROUP;
+}
+static int64_t milliseconds(const int64_t* symbols) { return symbols[0] * 1000000; }
+
+static void first_run(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch,
+                      int64_t* copied, int64_t begin, int64_t end) {
+    count_call();
+    const float* x = inputs[0];
+    float* y = outputs[0];
+    float* row = scratch;
+    int64_t m = symbols[1];
+    for (int64_t task = begin; task < end; task++) {
+        if (task / GROUP != *copied) {
+            *copied = task / GROUP;
+            atomic_fetch_add(&copies, 1);
+            memcpy(row, x + *copied * GROUP * m, (size_t)m * sizeof(float));
+        }
+        for (int64_t j = 0; j < m; j++) y[task * m + j] = x[task * m + j] + row[j];
+    }
+}
+
+static const tile_kernel add_first = {
+    .name = "AddFirst_0f",
+    .n_inputs = 1,
+    .n_outputs = 1,
+    .input_types = (const int32_t[]){FLOAT},
+    .outputs = (const tile_output[]){{FLOAT, 3, (const tile_dim[]){DIM_INPUT(0, 0), DIM_CONST(GROUP), DIM_INPUT(0, 2)}}},
+    .bind = first_bind,
+    .shape = first_shape,
+    .tasks = first_tasks,
+    .group = four,
+    .scratch = row_of_scratch,
+    .work = milliseconds,
+    .run = first_run,
+};
+
 /* ---- the library ---- */
 
 static int32_t never(void) { return 0; }
@@ -253,10 +323,10 @@ static int32_t always(void) { return 1; }
 #ifdef HAND_EMPTY
 enum { KERNELS = 0 };
 #else
-enum { KERNELS = 5 };
+enum { KERNELS = 6 };
 #endif
 
-static const tile_kernel* const kernels[] = {&scale, &mean_split, &repeat, &triple, &hungry};
+static const tile_kernel* const kernels[] = {&scale, &mean_split, &repeat, &triple, &hungry, &add_first};
 
 static const tile_variant variants[] = {
     {"imaginary", never, KERNELS, kernels},
