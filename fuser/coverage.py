@@ -12,10 +12,10 @@ import onnx_ir as ir
 from fuser.cuts import is_plumbing, sample_count
 from fuser.element import attribute
 from fuser.lift import cost_of, is_view
+from fuser.lift_views import FREE_VIEWS
 from fuser.region import Region, name_of
 from fuser.shapes import Shapes
 
-FREE_VIEWS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})  # no byte is copied
 SCATTERS = frozenset({"ScatterND", "ScatterElements", "TensorScatter"})
 ROW_COST = 4  # operations per element of a reduction or normalisation, roughly
 

@@ -12,12 +12,23 @@ import onnx_ir as ir
 
 from fuser.element import LiftError, Shape, content_of, dtype_of, shape_of
 from fuser.graph import OUTSIDE, Remains
-from fuser.lift import Inliner, Leaf, cost_of, is_generator, is_pointwise, is_view, known_element, rule_of
+from fuser.lift import (
+    Inliner,
+    Leaf,
+    cost_of,
+    is_cumulative,
+    is_generator,
+    is_pointwise,
+    is_view,
+    known_element,
+    rule_of,
+)
 from fuser.lift_views import GATHERS
 from fuser.region import Region
+from fuser.settle import settled
 from fuser.shapes import Shapes
 from fuser.softmax import Site
-from tilecore.contract.expr import Const, Expr, Load, Sym, Var, const, rewrite
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads, rewrite, walk
 from tilecore.contract.spec import Tensor
 
 SAMPLE = 128  # what every symbolic dim counts as where sizes are compared
@@ -140,7 +151,7 @@ class Cuts:
             return Plan(NOTHING, 1)
         node = self.remains.producer(value)
         if node is None or value in self.remains.makers or rule_of(node) is None:
-            return whole
+            return whole if node is None or not self._is_steady(value, node) else Plan(NOTHING, 1)
         if is_pointwise(node) and self.is_home(value) and self.size(value) > FEW_BYTES:
             return whole
         parts = [self.plan(source, mode) for source in data_inputs(node)]
@@ -152,13 +163,20 @@ class Cuts:
         if is_view(node):
             if node.op_type in GATHERS:
                 index = self.plan(node.inputs[1], "side") if node.inputs[1] is not None else whole
-                if index.leaves or index.cost > BUDGET // 2:
+                if (index.leaves and not self._looks_up(value, mode)) or index.cost > BUDGET // 2:
                     return whole
+                leaves |= index.leaves
                 cost += index.cost
-            if node.op_type in ("Concat", "Pad") and (mode == "view" or OUTSIDE in users or len(users) > 1):
+            moves = len(leaves) == 1 and cost == 0 and node.op_type == "Concat"  # parts of one value in another order
+            if (
+                leaves
+                and node.op_type in ("Concat", "Pad")
+                and (OUTSIDE in users or (not moves and (mode == "view" or len(users) > 1)))
+            ):
                 return whole
             return Plan(leaves, cost)
         if not leaves:
+            cost = cost if cost <= BUDGET else self._operations(value)
             return Plan(leaves, cost) if cost <= BUDGET else whole
         if OUTSIDE in users or any(isinstance(u, Region) for u in users):
             return whole
@@ -170,6 +188,34 @@ class Cuts:
             return whole
         allowed = 2 * self.size(value) if mode in ("operand", "inside") else self.size(value) - 1
         return Plan(leaves, cost) if cost <= BUDGET and loaded <= max(allowed, FEW_BYTES) else whole
+
+    def _looks_up(self, value: ir.Value, mode: str) -> bool:
+        """Whether rows of a table, chosen by data, are read where they are needed: each costs as much as its copy.
+
+        An index out of range is to be seen, so that there must be a NaN to show it.
+        """
+        return mode == "side" and OUTSIDE not in self.remains.users_of(value) and self.tensor(value).dtype.is_float
+
+    def _is_steady(self, value: ir.Value, node: ir.Node) -> bool:
+        """Whether the value is a CumSum of what is the same number everywhere."""
+        if not is_cumulative(node) or value in self.remains.makers or self.plan(data_inputs(node)[0], "side").leaves:
+            return False
+        try:
+            return not loads(self._generic(value))
+        except LiftError:
+            return False
+
+    def _operations(self, value: ir.Value) -> int:
+        """Operations of an element of index arithmetic, once all that is known of indices has been used."""
+        try:
+            return sum(isinstance(part, Op) for part in walk(settled(self._generic(value))))
+        except LiftError:
+            return BUDGET + 1
+
+    def _generic(self, value: ir.Value) -> Expr:
+        """The element of a value at any index."""
+        index = tuple(Var(f"i{axis}", extent=dim) for axis, dim in enumerate(shape_of(value, self.shapes)))
+        return self.reader("side").compute(value, index)
 
     def size(self, value: ir.Value) -> int:
         """Bytes of a value, every symbolic dim taken as `SAMPLE`."""

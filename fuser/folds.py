@@ -15,17 +15,12 @@ from fuser.dots import axes_of, dot_of, is_dot
 from fuser.element import ONE, ZERO, Index, LiftError, attribute, content_of, dtype_of, shape_of
 from fuser.equations import Carried, Equation, Equations, cell_of
 from fuser.growth import Frame, Growth, Made, grow
-from fuser.lift import Inliner, is_pointwise
+from fuser.lift import Inliner, is_cumulative, is_pointwise
 from fuser.loops import KINDS, is_total, total_of
 from fuser.lower import Draft
 from fuser.recurrence import draft_of
 from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, rewrite, substitute, variables
 from tilecore.contract.spec import Cell, Tensor, extent_of
-
-
-def is_cumulative(node: ir.Node) -> bool:
-    """Whether the node gives a sum so far at every step."""
-    return node.domain in ("", "ai.onnx") and node.op_type == "CumSum"
 
 
 def from_sum(node: ir.Node, cuts: Cuts) -> Draft:

@@ -14,7 +14,7 @@ from fuser.frame import Rows
 from fuser.graph import User
 from fuser.growth import Frame, Growth, grow
 from fuser.lift import is_pointwise, is_view, rule_of
-from fuser.lift_views import GATHERS
+from fuser.lift_views import FREE_VIEWS, GATHERS
 from fuser.lower import Draft, result
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Op, Var, cast, nonnegative
@@ -33,7 +33,8 @@ def draft_of(node: ir.Node, cuts: Cuts) -> Draft | None:
     """The group that ends in `node`; None when it joins nothing or computes nothing."""
     out = node.outputs[0]
     group = _group(node, cuts)
-    if not (_joins(group) and any(is_pointwise(part) for part in group)) or len(node.outputs) != 1:
+    copies = [part for part in group if part.op_type not in FREE_VIEWS]
+    if not (_joins(group) and (any(is_pointwise(part) for part in group) or len(copies) > 1)) or len(node.outputs) != 1:
         return None
     shape = shape_of(out, cuts.shapes)
     if sample_count(shape) < SMALL or not dtype_of(out, cuts.shapes).is_float:

@@ -13,9 +13,10 @@ from fuser.element import ZERO, Element, Index, LiftError, content_of, dtype_of
 from fuser.lift_pointwise import CONTRIB, COSTS, POINTWISE
 from fuser.lift_views import GENERATORS, VIEWS, constant_element, pick
 from fuser.precision import in_f32
+from fuser.settle import settled
 from fuser.shapes import Shapes
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, cast
+from tilecore.contract.expr import Const, Expr, cast
 
 Rule = Callable[[Element], Expr]
 Leaf = Callable[[ir.Value, Index], Expr | None]
@@ -45,6 +46,23 @@ def is_pointwise(node: ir.Node) -> bool:
     """Whether each element is computed from the inputs' elements at the same place."""
     rule = rule_of(node)
     return rule is not None and not is_view(node) and not is_generator(node)
+
+
+def is_cumulative(node: ir.Node) -> bool:
+    """Whether the node gives a sum so far at every step."""
+    return node.domain in ("", "ai.onnx") and node.op_type == "CumSum"
+
+
+def _steady_sum(e: Element) -> Expr:
+    """An element of a CumSum over one number, which is the same at every index."""
+    value = settled(e.read(0, e.index))
+    (axis,) = e.integers(1)
+    if not isinstance(value, Const) or not isinstance(axis, Const) or not value.dtype.is_int:
+        raise e.error("it sums what differs from element to element")
+    place = int(axis.value) % len(e.index)
+    before, dim = e.index[place], e.shape(0)[place]
+    count = dim - 1 - before if e.attribute("reverse", 0) else before
+    return cast(count if e.attribute("exclusive", 0) else count + 1, value.dtype) * value
 
 
 def cost_of(node: ir.Node) -> int:
@@ -90,7 +108,7 @@ class Inliner:
     def compute(self, value: ir.Value, index: Index) -> Expr:
         """The element of `value` by the rule of its node, even where `leaf` would read it."""
         node = value.producer()
-        rule = None if node is None else rule_of(node)
+        rule = None if node is None else rule_of(node) or (_steady_sum if is_cumulative(node) else None)
         if node is None or rule is None:
             what = (
                 "is not an input of the region"

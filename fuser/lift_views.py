@@ -4,7 +4,8 @@ Comes in: an `Element`. Goes out: an element of one of its inputs at another ind
 expression of the index alone. Nothing here computes with data.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx_ir as ir
@@ -159,14 +160,16 @@ def _gather(e: Element) -> Expr:
     axis = e.axis(default=0, rank=len(shape))
     width = len(e.shape(1))
     position = cast(e.read(1, e.index[axis : axis + width]), DType.I64)
-    return e.read(0, (*e.index[:axis], _in_range(position, shape[axis]), *e.index[axis + width :]))
+    found = e.read(0, (*e.index[:axis], _in_range(position, shape[axis]), *e.index[axis + width :]))
+    return _shown(found, ((position, shape[axis]),))
 
 
 def _gather_elements(e: Element) -> Expr:
     shape = e.shape(0)
     axis = e.axis(default=0, rank=len(shape))
     position = cast(e.read(1, e.index), DType.I64)
-    return e.read(0, (*e.index[:axis], _in_range(position, shape[axis]), *e.index[axis + 1 :]))
+    found = e.read(0, (*e.index[:axis], _in_range(position, shape[axis]), *e.index[axis + 1 :]))
+    return _shown(found, ((position, shape[axis]),))
 
 
 def _gather_nd(e: Element) -> Expr:
@@ -174,8 +177,20 @@ def _gather_nd(e: Element) -> Expr:
     batch = int(e.attribute("batch_dims", 0))
     count = _literal(e, indices[-1])
     outer = e.index[: len(indices) - 1]
-    picked = tuple(_in_range(cast(e.read(1, (*outer, const(i))), DType.I64), shape[batch + i]) for i in range(count))
-    return e.read(0, (*outer[:batch], *picked, *e.index[len(indices) - 1 :]))
+    positions = [(cast(e.read(1, (*outer, const(i))), DType.I64), shape[batch + i]) for i in range(count)]
+    picked = tuple(_in_range(position, dim) for position, dim in positions)
+    return _shown(e.read(0, (*outer[:batch], *picked, *e.index[len(indices) - 1 :])), positions)
+
+
+def _shown(found: Expr, positions: Iterable[tuple[Expr, Expr]]) -> Expr:
+    """`found`, but NaN where a position that comes from data is out of range: the operator itself fails there."""
+    if not found.dtype.is_float:
+        return found
+    inside: Expr = const(True)
+    for position, dim in positions:
+        if loads(position):
+            inside = apply("and", inside, apply("and", binary("ge", position, -dim), binary("lt", position, dim)))
+    return select(inside, found, math.nan)
 
 
 def _depth_to_space(e: Element) -> Expr:
@@ -304,6 +319,7 @@ GENERATORS: dict[str, Callable[[Element], Expr]] = {
 }
 
 GATHERS = frozenset({"Gather", "GatherElements", "GatherND"})
+FREE_VIEWS = frozenset({"Identity", "Dropout", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})  # no byte is copied
 BIJECTIONS = frozenset({"Identity", "Dropout", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 
@@ -358,7 +374,7 @@ def _may_be_pattern(tensor: ir.TensorProtocol, dtype: DType) -> bool:
     """Weights are not worth reading: only integers and square-looking masks are."""
     if dtype.is_float:
         sizes = [int(size) for size in tensor.shape.numpy()]
-        return len(sizes) >= 2 and all(size == 1 for size in sizes[:-2]) and sizes[-2] > 1
+        return len(sizes) >= 2 and sizes[-2] > 1
     return True
 
 
@@ -379,12 +395,12 @@ def _counting(array: np.ndarray, index: Index, dtype: DType) -> Expr | None:
 
 def _banded(array: np.ndarray, index: Index, dtype: DType) -> Expr | None:
     """At most three bands of equal values along the diagonals of the last two axes (causal and window masks)."""
-    if array.ndim < 2 or any(size > 1 for size in array.shape[:-2]):
+    if array.ndim < 2:
         return None
-    matrix = array.reshape(array.shape[-2:])
+    matrix = array.reshape(-1, *array.shape[-2:])[0]
     if min(matrix.shape) < 2 or len(np.unique(matrix[:: max(1, len(matrix) // 8)])) > 3:
         return None
-    if not np.array_equal(matrix[1:, 1:], matrix[:-1, :-1]):
+    if not np.array_equal(matrix[1:, 1:], matrix[:-1, :-1]) or not np.all(array == matrix):  # the same for every batch
         return None
     diagonals = np.concatenate([matrix[:0:-1, 0], matrix[0]])  # from column - row = 1 - rows upwards
     borders = [int(i) + 1 for i in np.flatnonzero(diagonals[1:] != diagonals[:-1])]

@@ -74,7 +74,11 @@ def _body(draft: Draft, inputs: list[ir.Value], cuts: Cuts) -> tuple[ir.Node, ..
             continue
         if value.const_value is not None and value.const_value.nbytes <= COPY_LIMIT and not value.is_graph_input():
             continue
-        if node is None or value in cuts.remains.makers or (node not in draft.core and rule_of(node) is None):
+        if (
+            node is None
+            or value in cuts.remains.makers
+            or (node not in draft.core and not _is_inlined(node, value, cuts))
+        ):
             inputs.append(value)
             known.add(value)
         elif node not in found:
@@ -82,6 +86,10 @@ def _body(draft: Draft, inputs: list[ir.Value], cuts: Cuts) -> tuple[ir.Node, ..
             stack.extend(source for source in node.inputs if source is not None)
             stack.extend(sorted(captured(node), key=lambda value: value.name or ""))
     return tuple(sorted(found, key=cuts.remains.position.__getitem__))
+
+
+def _is_inlined(node: ir.Node, value: ir.Value, cuts: Cuts) -> bool:
+    return rule_of(node) is not None or not cuts.plan(value, "side").leaves
 
 
 def _binders(

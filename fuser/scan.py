@@ -15,7 +15,7 @@ from fuser.cuts import Cuts, is_plumbing
 from fuser.dots import Dot, is_dot
 from fuser.element import LiftError, stage
 from fuser.graph import Remains, bodies
-from fuser.lift import is_pointwise, is_view
+from fuser.lift import is_cumulative, is_pointwise, is_view
 from fuser.loops import is_iteration
 from fuser.lower import Draft, lower
 from fuser.reductions import is_reduction
@@ -196,7 +196,7 @@ def _recurrences(state: _Scan) -> None:
         if is_iteration(node) and _free(state, node):
             state.attempt(recurrence.KIND, node, lambda node=node: recurrence.from_iteration(node, state.cuts))
     for node in state.cuts.remains.nodes:
-        if folds.is_cumulative(node) and _free(state, node) and not is_plumbing(node, state.cuts.shapes):
+        if is_cumulative(node) and _free(state, node) and not is_plumbing(node, state.cuts.shapes):
             state.attempt(recurrence.KIND, node, lambda node=node: folds.from_sum(node, state.cuts))
     for node in state.cuts.remains.nodes:
         if is_dot(node) and _free(state, node):

@@ -64,7 +64,17 @@ def _source(node: ir.Node, shapes: Shapes) -> ir.Value | None:
         return source
     if node.op_type == "Cast" and "to" in node.attributes:
         return source if shapes.dtype(source) == ir.DataType(node.attributes["to"].as_int()) else None
+    if (node.op_type == "Concat" and len(node.inputs) == 1) or (node.op_type == "Pad" and _adds_nothing(node, shapes)):
+        return source
     return None
+
+
+def _adds_nothing(node: ir.Node, shapes: Shapes) -> bool:
+    """Whether every width of a Pad is 0."""
+    if "pads" in node.attributes:
+        return not any(node.attributes["pads"].as_ints())
+    pads = shapes.content(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    return pads is not None and all(isinstance(width, Const) and width.value == 0 for width in pads.flat)
 
 
 def _infers(node: ir.Node, shapes: Shapes) -> bool:

@@ -9,6 +9,7 @@ proved: each row has a key that it does not hide, and no dot product of finite o
 import math
 from dataclasses import dataclass
 
+from fuser.settle import settled
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import (
     Const,
@@ -89,6 +90,10 @@ def _seen(expr: Expr, limit: float) -> Seen:
 
 def _parts(condition: Expr, wanted: bool) -> tuple[Expr, Expr]:
     """(what position alone decides, the rest) of `condition` being `wanted`: both hold exactly when it does."""
+    if isinstance(condition, Op) and condition.name == "select" and not _reads(condition):
+        test, yes, no = condition.args
+        either = apply("and", test, yes), apply("and", apply("not", test), no)
+        condition = apply("or", *either)
     if isinstance(condition, Op):
         if condition.name == "not":
             return _parts(condition.args[0], not wanted)
@@ -96,7 +101,10 @@ def _parts(condition: Expr, wanted: bool) -> tuple[Expr, Expr]:
             (a, b), (c, d) = (_parts(part, wanted) for part in condition.args)
             return apply("and", a, c), apply("and", b, d)
     whole = condition if wanted else apply("not", condition)
-    return (whole, TRUE) if variables(condition) and not _reads(condition) else (TRUE, whole)
+    if _reads(whole):
+        return TRUE, whole
+    whole = settled(whole)
+    return (whole, TRUE) if variables(whole) else (TRUE, whole)
 
 
 def _reads(condition: Expr) -> bool:
