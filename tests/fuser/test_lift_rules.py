@@ -176,7 +176,7 @@ def test_splitting_an_axis_leaves_the_others_alone() -> None:
 
 
 def test_unknown_operator_is_named() -> None:
-    with pytest.raises(LiftError, match="CumSum.*it sums what differs from element to element"):
+    with pytest.raises(LiftError, match=r"CumSum.*it sums what differs from element to element"):
         lifted(Case("CumSum", (normal(3),), (np.array(0),)))
 
 
