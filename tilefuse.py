@@ -18,9 +18,10 @@ from runtime import verify as verifier
 from runtime.client import Client
 from runtime.options import Options
 from runtime.report import Report
-from runtime.server.loading import make_loader
+from runtime.server.compiling import make_loader
 from runtime.server.serve import ServerOptions
 from runtime.server.serve import serve as run_server
+from runtime.server.transport import TransportOptions
 from runtime.verify import Verdict
 
 __all__ = ["Client", "Report", "Verdict", "connect", "explain", "load", "optimize", "serve", "verify"]
@@ -62,7 +63,8 @@ def load(path: str | Path, *, provider: bool = False, threads: int | None = None
 
 def serve(repository: str | Path, *, host: str = "127.0.0.1", port: int = 8001) -> None:
     """Serve a folder of `NAME/VERSION/model.onnx` over gRPC until SIGTERM or SIGINT; main thread only."""
-    run_server(Path(repository), make_loader(Options.from_environment()), options=ServerOptions(host=host, port=port))
+    options = ServerOptions(transport=TransportOptions(host=host, port=port))
+    run_server(Path(repository), make_loader(Options.from_environment()), options=options)
 
 
 def connect(url: str, *, timeout: float = 60.0) -> Client:

@@ -38,6 +38,7 @@ from runtime.page.assemble import finish, sketch
 from runtime.repair import Key, RepairError, Suspect, repair
 from runtime.report import FaultReport, MissReport, RegionReport, Report
 from runtime.repro import write_repro
+from runtime.session import LIBRARY_HASH, library_hash
 from runtime.session import LoadError as SessionError
 from runtime.tuned import tuned_store
 from runtime.verify import FusedError, Verdict, VerifyError, expose
@@ -226,6 +227,7 @@ def _build(
             refused = {rewritten.aliases.get(name, name): problem for name, problem in error.problems.items()}
             broken |= {part.outputs: refused[part.kernel.name] for part in fused.parts if part.kernel.name in refused}
             continue
+        rewritten.model.metadata_props[LIBRARY_HASH] = library_hash(library)
         return Build(model, output, fused, rewritten, library)
 
 

@@ -2,12 +2,14 @@
 
 In: the path of `OUT.onnx`, whose library `OUT.so` lies beside it. Out: an ordinary `onnxruntime.InferenceSession`.
 The invariant: every kernel that the model names is in the library and runs on this processor. Plain ONNX Runtime would
-quietly inline the function body of a node without a kernel; `load` says so instead.
+quietly inline the function body of a node without a kernel; `load` says so instead. A library runs as native code, so
+`load` opens it only if it is the one that was written with the model, by the hash that the model records.
 """
 
 from __future__ import annotations  # OrtEpDevice is not in every supported onnxruntime
 
 import ctypes
+import hashlib
 import shutil
 import tempfile
 import threading
@@ -20,6 +22,7 @@ import onnxruntime as ort
 
 DOMAIN = "tilefuse"
 PROVIDER = "TileFuseExecutionProvider"
+LIBRARY_HASH = "tilefuse.library_sha256"  # metadata of a fused model, written by `optimize`
 PROVIDER_MINIMUM = (1, 24)
 REGISTRATION_KEY = "tilefuse_registration"  # as in plugin_ep.c
 RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"  # for get_provider_graph_assignment_info()
@@ -31,7 +34,9 @@ class LoadError(RuntimeError):
     """The model cannot run with its kernels here; the message says why and what to do."""
 
 
-def load(path: str | Path, *, provider: bool = False, threads: int | None = None) -> ort.InferenceSession:
+def load(
+    path: str | Path, *, provider: bool = False, threads: int | None = None, recorded: bool = False
+) -> ort.InferenceSession:
     """Open the fused model at `path` with the library beside it.
 
     Args:
@@ -39,11 +44,13 @@ def load(path: str | Path, *, provider: bool = False, threads: int | None = None
         provider: run the kernels through the execution provider `TileFuseExecutionProvider` instead of as custom ops
             of the CPU provider. Needs ONNX Runtime 1.24.
         threads: threads of the session; by default ONNX Runtime's choice, one per core.
+        recorded: refuse a model that records no hash of its library, too.
 
     Raises:
         FileNotFoundError: the model or its library is missing.
         ValueError: `threads` is below 1.
-        LoadError: the library lacks a kernel of the model, this processor cannot run it, or ONNX Runtime is too old.
+        LoadError: the library is not the one that the model records, lacks a kernel of it, this processor cannot run
+            it, or ONNX Runtime is too old.
     """
     model = Path(path).absolute()  # not resolved: a linked model has its library beside the link
     library = model.with_suffix(".so")
@@ -59,6 +66,7 @@ def load(path: str | Path, *, provider: bool = False, threads: int | None = None
     options = ort.SessionOptions()
     if threads is not None:
         options.intra_op_num_threads = threads
+    _check_hash(model, library, required=recorded)
     with _loadable(library) as file:
         _check_library(model, library, file)
         if not provider:
@@ -88,6 +96,25 @@ def _loadable(library: Path) -> Generator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="tilefuse-") as folder:
         yield Path(shutil.copy(real, folder))
+
+
+def library_hash(library: Path) -> str:
+    """What `LIBRARY_HASH` is for a library. OSError as it comes."""
+    with library.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_hash(model: Path, library: Path, *, required: bool) -> None:
+    """Raise unless `library` is the one whose hash `model` records; without a record, only if one is required."""
+    metadata = onnx.load(str(model), load_external_data=False).metadata_props
+    wanted = next((entry.value for entry in metadata if entry.key == LIBRARY_HASH), None)
+    if wanted is None and required:
+        raise LoadError(f"{model} does not record the hash of its library. Run `tilefuse optimize` again.")
+    if wanted is not None and library_hash(library) != wanted:
+        raise LoadError(
+            f"{library}: its content is not what was written with {model.name}: the hash that the model records is "
+            f"another. Run `tilefuse optimize` again, or restore the library."
+        )
 
 
 def _check_library(model: Path, library: Path, file: Path) -> None:

@@ -5,8 +5,6 @@ status is 0 on success, 1 when the answer is no (a bad model, a failed verdict, 
 """
 
 import json
-import logging
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +20,7 @@ from rich.console import Console
 from runtime import inputs as model_inputs
 from runtime.bench import bench
 from runtime.bench_regions import bench_regions
+from runtime.cli.serve import serve_command
 from runtime.cli.tables import (
     print_bench,
     print_measured,
@@ -37,8 +36,6 @@ from runtime.compile import explain, optimize
 from runtime.demo import demo
 from runtime.machine import save_profile
 from runtime.options import Options, OptionsError
-from runtime.server.loading import make_loader
-from runtime.server.serve import ServerOptions, serve
 from runtime.tune import SIZES, tune
 from runtime.verify import verify
 from runtime.wire import datatype_of
@@ -222,23 +219,7 @@ def tune_command(
         print_tuned(Console(), found)
 
 
-@app.command("serve")
-def serve_command(
-    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A folder of NAME/VERSION/model.onnx.")],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 picks a free one.")] = 8001,
-    workers: Annotated[int, typer.Option(min=1, help="Calls that are worked on at the same time.")] = 16,
-    message_mib: Annotated[int, typer.Option(min=1, max=2047, help="Largest request or response in MiB.")] = 128,
-    drain_seconds: Annotated[float, typer.Option(min=0, help="How long a shutdown waits for calls in flight.")] = 30.0,
-) -> None:
-    """Serve a repository of models over gRPC until SIGTERM."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    options = ServerOptions(
-        host=host, port=port, workers=workers, message_bytes=message_mib * 2**20, drain_seconds=drain_seconds
-    )
-    if not serve(repository, make_loader(Options.from_environment()), options=options):
-        print(f"error: calls in flight took longer than {drain_seconds:g} s and were lost", file=sys.stderr, flush=True)
-        os._exit(1)  # their threads may never end, and an ordinary exit would wait for them
+app.command("serve")(serve_command())
 
 
 @app.command("infer")

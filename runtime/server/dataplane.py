@@ -1,7 +1,7 @@
-"""The whole path of an inference request: message to arrays, arrays through the session, arrays to message.
+"""The whole path of an inference request: message to arrays, arrays through the scheduler, arrays to message.
 
 In: a loaded model and a `ModelInferRequest`. Out: a `ModelInferResponse`, or an error that says whose fault it is.
-Invariant: a request that is wrong is refused before the session sees it, and nothing is shared between requests.
+Invariant: a request that is wrong is refused before it can join a batch, and nothing is shared between requests.
 """
 
 import time
@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from proto import open_inference_pb2 as pb
-from runtime import ort_values
+from runtime.server.errors import AbandonedError, ExhaustedError, InvalidRequestError
 from runtime.server.model import Model, Tensor
-from runtime.server.ort_errors import RUN_ERRORS
-from runtime.server.repository import shown
+from runtime.server.padding import pad, trim
+from runtime.server.scheduler import Entry
 from runtime.server.statistics import Timing
 from runtime.wire import (
     Array,
@@ -24,17 +24,10 @@ from runtime.wire import (
     encode_raw,
 )
 
-
-class InvalidRequestError(Exception):
-    """The request cannot be answered as it is; the message is fit for the client."""
-
-
-class ExhaustedError(Exception):
-    """The request needs more memory than there is."""
-
-
-class AbandonedError(Exception):
-    """The client no longer waits: it cancelled, or its deadline passed before the session ran."""
+MOST_PARAMETERS = 64
+"""The most parameters of a request or a tensor."""
+LONGEST_ID = 1024
+"""Characters of a request's id, which is echoed."""
 
 
 @dataclass(frozen=True)
@@ -45,30 +38,43 @@ class Call:
     wanted: Callable[[], bool]
     """Does the client still wait for the answer?"""
     byte_limit: int
-    """The most bytes that one input may take."""
+    """The most bytes that one input, or the answer, may take."""
+    notify: Callable[[Callable[[], None]], None] = lambda wake: None
+    """Registers what to call when the client stops waiting."""
 
 
 def infer(model: Model, call: Call) -> pb.ModelInferResponse:
     """Answer one request.
 
     Raises:
-        InvalidRequestError, ExhaustedError, AbandonedError: as they say.
+        RequestError: it gets no answer, and why.
     """
     started = time.perf_counter_ns()
     try:
+        request = call.request
         feeds = read_inputs(model, call)
-        outputs = choose_outputs(model, call.request)
+        outputs = choose_outputs(model, request)
+        padding = model.settings.padding
+        padded = pad(padding, model.inputs, feeds) if padding is not None else None
+        entry = _entry(model, call, padded.feeds if padded else feeds, outputs)
         if not call.wanted():
             raise AbandonedError("the request was cancelled or its deadline passed before it could run")
         read = time.perf_counter_ns()
-        results = _run(model, feeds, outputs)
-        ran = time.perf_counter_ns()
-        response = _write(model, call.request, outputs, results)
-    except (InvalidRequestError, ExhaustedError, AbandonedError):
+        results: Sequence[Array] = model.scheduler.run(entry)
+        if padding is not None and padded is not None:
+            results = trim(padding, outputs, results, padded.extent)
+        split = time.perf_counter_ns()
+        response = _write(model, call, outputs, results)
+    except Exception:
         model.statistics.record_failure(time.perf_counter_ns() - started)
         raise
-    timing = Timing(input=read - started, infer=ran - read, output=time.perf_counter_ns() - ran)
-    model.statistics.record_success(timing, rows=_rows(model, feeds))
+    timing = Timing(
+        queue=entry.started - entry.queued,
+        input=read - started + entry.joined - entry.started,
+        infer=entry.ran - entry.joined,
+        output=time.perf_counter_ns() - split,
+    )
+    model.statistics.record_success(timing, rows=entry.rows)
     return response
 
 
@@ -85,32 +91,33 @@ def read_inputs(model: Model, call: Call) -> dict[str, Array]:
         raise InvalidRequestError(
             f"raw_input_contents holds {len(raw)} tensors, but the request lists {len(request.inputs)} inputs"
         )
-    known = {tensor.name: tensor for tensor in model.inputs}
+    known = model.by_name
     feeds: dict[str, Array] = {}
     symbols: dict[str, tuple[int, str]] = {}
     for index, sent in enumerate(request.inputs):
-        tensor = known.get(sent.name)
+        name = sent.name
+        tensor = known.get(name)
         if tensor is None:
-            raise InvalidRequestError(f"unknown input {shown(sent.name)}; the model has {', '.join(known) or 'none'}")
-        if sent.name in feeds:
-            raise InvalidRequestError(f"input {sent.name!r} is given twice")
+            raise InvalidRequestError(f"unknown input {shown(name)}; the model has {', '.join(known) or 'none'}")
+        if name in feeds:
+            raise InvalidRequestError(f"input {name!r} is given twice")
         if raw and sent.HasField("contents"):
-            raise InvalidRequestError(f"input {sent.name!r} has contents, but raw_input_contents is used as well")
+            raise InvalidRequestError(f"input {name!r} has contents, but raw_input_contents is used as well")
         try:
-            _check_type(tensor, sent)
-            count = check_shape(sent.shape, itemsize=_itemsize(tensor), limit=call.byte_limit)
-            _check_shape(model, tensor, shape=tuple(sent.shape), symbols=symbols)
             datatype, shape = tensor.datatype, tuple(sent.shape)
-            feeds[sent.name] = (
+            _check_type(tensor, sent)
+            count = check_shape(shape, itemsize=_itemsize(tensor), limit=call.byte_limit)
+            _check_shape(model, tensor, shape=shape, symbols=symbols)
+            feeds[name] = (
                 decode_raw(raw[index], datatype=datatype, shape=shape, count=count)
                 if raw
                 else decode_contents(sent.contents, datatype=datatype, shape=shape, count=count)
             )
         except WireError as error:
-            raise InvalidRequestError(f"input {sent.name!r}: {error}") from error
-    missing = [name for name in known if name not in feeds]
-    if missing:
-        raise InvalidRequestError(f"input {', '.join(map(repr, missing))} is missing")
+            raise InvalidRequestError(f"input {name!r}: {error}") from error
+    if len(feeds) != len(known):
+        missing = ", ".join(repr(name) for name in known if name not in feeds)
+        raise InvalidRequestError(f"input {missing} is missing")
     return feeds
 
 
@@ -120,6 +127,8 @@ def choose_outputs(model: Model, request: pb.ModelInferRequest) -> tuple[Tensor,
     Raises:
         InvalidRequestError: a name is unknown or given twice.
     """
+    if not request.outputs:
+        return model.outputs
     known = {tensor.name: tensor for tensor in model.outputs}
     chosen: dict[str, Tensor] = {}
     for wanted in request.outputs:
@@ -128,15 +137,70 @@ def choose_outputs(model: Model, request: pb.ModelInferRequest) -> tuple[Tensor,
         if wanted.name in chosen:
             raise InvalidRequestError(f"output {wanted.name!r} is asked for twice")
         chosen[wanted.name] = known[wanted.name]
-    return tuple(chosen.values()) or model.outputs
+    return tuple(chosen.values())
+
+
+def shown(text: str) -> str:
+    """What a client sent, quoted and short enough for a status message."""
+    return repr(text if len(text) <= 64 else text[:61] + "...")
+
+
+def _entry(model: Model, call: Call, feeds: dict[str, Array], outputs: Sequence[Tensor]) -> Entry:
+    """The request as the scheduler sees it."""
+    names = tuple(tensor.name for tensor in outputs)
+    settings = model.settings
+    entry = Entry(feeds, names, call.wanted, call.notify)
+    if settings.max_batch_size:
+        extents = {array.shape[0] for array in feeds.values()}
+        if len(extents) > 1:
+            raise InvalidRequestError(f"the batch has {' and '.join(map(str, sorted(extents)))} rows in its inputs")
+        entry.rows = extents.pop() if extents else 1
+        if settings.batching is not None:
+            if entry.rows:
+                entry.group = tuple((name, feeds[name].shape[1:]) for name in model.by_name)
+            _read_queue_parameters(settings.batching.priorities, call.request, entry)
+    return entry
+
+
+def _read_queue_parameters(levels: int, request: pb.ModelInferRequest, entry: Entry) -> None:
+    if not request.parameters:
+        return
+    priority = _whole_number(request, "priority")
+    if priority and levels:
+        if priority > levels:
+            raise InvalidRequestError(f"parameter 'priority' is {priority}, but the model has levels 1 to {levels}")
+        entry.priority = priority
+    timeout = _whole_number(request, "timeout")
+    if timeout:
+        entry.timeout = timeout / 1e6
+
+
+def _whole_number(request: pb.ModelInferRequest, key: str) -> int:
+    """The parameter `key`, 0 when it is not there."""
+    if key not in request.parameters:
+        return 0
+    sent = request.parameters[key]
+    kind = sent.WhichOneof("parameter_choice")
+    value = sent.uint64_param if kind == "uint64_param" else sent.int64_param
+    if kind not in ("int64_param", "uint64_param") or value < 0:
+        raise InvalidRequestError(f"parameter {key!r} must be a whole number, 0 or more")
+    return value
 
 
 def _refuse_parameters(request: pb.ModelInferRequest) -> None:
     """Refuse what would change the answer: silence about it would be a wrong answer."""
+    if len(request.id) > LONGEST_ID:
+        raise InvalidRequestError(f"the id has {len(request.id)} characters, at most {LONGEST_ID} are accepted")
+    if len(request.parameters) > MOST_PARAMETERS:
+        raise InvalidRequestError(f"{len(request.parameters)} parameters are more than the {MOST_PARAMETERS} accepted")
     for key in request.parameters:
         if key in ("sequence_id", "sequence_start", "sequence_end"):
-            raise InvalidRequestError(f"parameter {key!r}: this server keeps no state between requests")
+            raise InvalidRequestError(f"parameter {key!r}: this model keeps no state between requests")
     for tensor in (*request.inputs, *request.outputs):
+        if not tensor.parameters:
+            continue
+        if len(tensor.parameters) > MOST_PARAMETERS:
+            raise InvalidRequestError(f"{shown(tensor.name)} has more than the {MOST_PARAMETERS} parameters accepted")
         for key in tensor.parameters:
             if key.startswith("shared_memory"):
                 raise InvalidRequestError(f"{shown(tensor.name)}: shared memory is not supported, send the data")
@@ -154,9 +218,9 @@ def _itemsize(tensor: Tensor) -> int:
 
 
 def _check_shape(model: Model, tensor: Tensor, *, shape: tuple[int, ...], symbols: dict[str, tuple[int, str]]) -> None:
-    wanted = list(tensor.wire_shape)
+    wanted = tensor.wire_shape
     if len(shape) != len(wanted) or any(dim not in (-1, extent) for dim, extent in zip(wanted, shape, strict=True)):
-        raise WireError(f"shape is {list(shape)}, but the model takes {wanted}")
+        raise WireError(f"shape is {list(shape)}, but the model takes {list(wanted)}")
     limit = model.settings.max_batch_size
     if limit and shape[0] > limit:
         raise WireError(f"the batch has {shape[0]} rows, but max_batch_size is {limit}")
@@ -167,25 +231,12 @@ def _check_shape(model: Model, tensor: Tensor, *, shape: tuple[int, ...], symbol
                 raise WireError(f"dim {symbol!r} is {extent}, but it is {first} in input {owner!r}")
 
 
-def _run(model: Model, feeds: dict[str, Array], outputs: Sequence[Tensor]) -> list[Array]:
-    """Run the session, which releases the interpreter lock meanwhile."""
-    try:
-        return ort_values.run(model.session, [tensor.name for tensor in outputs], feeds)
-    except RUN_ERRORS as error:
-        # The inputs have the right types and shapes, yet the model could not run on them: an index out of a table's
-        # range, or lengths that do not broadcast. ONNX Runtime tells these apart from lack of memory in words only.
-        if "allocate memory" in str(error) or "bad_alloc" in str(error):
-            raise ExhaustedError("the model ran out of memory on inputs of these shapes") from error
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
-        raise InvalidRequestError(
-            f"the model cannot run on these inputs ({shapes}): a value or length is out of range"
-        ) from error
-
-
-def _write(
-    model: Model, request: pb.ModelInferRequest, outputs: Sequence[Tensor], results: Sequence[Array]
-) -> pb.ModelInferResponse:
+def _write(model: Model, call: Call, outputs: Sequence[Tensor], results: Sequence[Array]) -> pb.ModelInferResponse:
     """The response: raw, unless the client sent typed contents and every output has a typed form."""
+    request = call.request
+    size = sum(array.nbytes for array in results)
+    if size > call.byte_limit:
+        raise ExhaustedError(f"the answer takes {size} bytes, more than the {call.byte_limit} of a message")
     response = pb.ModelInferResponse(model_name=model.name, model_version=str(model.version), id=request.id)
     typed = not request.raw_input_contents and all(tensor.datatype.contents for tensor in outputs)
     for tensor, result in zip(outputs, results, strict=True):
@@ -195,9 +246,3 @@ def _write(
         else:
             response.raw_output_contents.append(encode_raw(result))
     return response
-
-
-def _rows(model: Model, feeds: dict[str, Array]) -> int:
-    if model.settings.max_batch_size == 0 or not feeds:
-        return 1
-    return next(iter(feeds.values())).shape[0]

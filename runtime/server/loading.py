@@ -1,57 +1,112 @@
-"""How the server turns a model file into a session: the compiler and ONNX Runtime behind a `Loader`."""
+"""One version of a model from its folder to a `Model` that is warm.
 
-import logging
+In: a `ModelFolder` and a `Loader`. Out: a `Model`, fused if it is in the cache or is to be fused first, else plain.
+Invariant: what is given out has run once on each batch size and bucket, or says in the log why it could not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
+from onnxruntime import InferenceSession
 
-from runtime import session
-from runtime.compile import CompileError, optimize
-from runtime.fingerprint import compiler_fingerprint
-from runtime.options import Options
-from runtime.server.model import ModelError
-from runtime.server.repository import Loader
+from runtime.server.folders import Files, ModelFolder, fused_nodes, inspect_files, optimized_twin
+from runtime.server.model import Model, ModelError, describe
+from runtime.server.ort_errors import LOAD_ERRORS
 from runtime.server.settings import Settings
-
-LOG = logging.getLogger("tilefuse.server")
-
-
-def make_loader(options: Options) -> Loader:
-    """A loader that keeps what it optimises in `options.cache` and runs sessions with `options.threads`."""
-
-    def optimize_model(model: Path, output: Path) -> None:
-        try:
-            report = optimize(model, output, options=options, progress=lambda stage: None)
-        except CompileError as error:
-            raise ModelError(str(error)) from error
-        for fault in report.faults:
-            LOG.error(
-                "%s: a fault of TileFuse, its %s region %s is wrong and was left out: %s",
-                *(model, fault.kind, fault.label, fault.problem),
-            )
-
-    def open_session(model: Path, settings: Settings) -> ort.InferenceSession:
-        threads = settings.threads if settings.threads is not None else options.threads
-        if not _has_kernels(model):
-            return _open_plain(model, threads)
-        try:
-            return session.load(model, provider=settings.provider, threads=threads)
-        except session.LoadError as error:
-            raise ModelError(str(error)) from error
-
-    fingerprint = f"{compiler_fingerprint()} {options.target}"
-    return Loader(optimize=optimize_model, open_session=open_session, cache=options.cache, fingerprint=fingerprint)
+from runtime.server.statistics import Statistics
+from runtime.server.warmup import warm_up
 
 
-def _has_kernels(model: Path) -> bool:
-    """Whether the model has fused nodes; those must find their library."""
-    functions = onnx.load_model(model, load_external_data=False).functions
-    return any(function.domain == session.DOMAIN for function in functions)
+@dataclass(frozen=True)
+class Loader:
+    """How a model file becomes a session."""
+
+    optimize: Callable[[Path, Path], None]
+    """Fuses the model at the first path and writes it, with its library, to the second. Raises `ModelError`."""
+    open_session: Callable[[Path, Settings, bool], InferenceSession]
+    """Opens a model, fused or not as the flag says. Raises `ModelError` or ONNX Runtime's own errors."""
+    cache: Path
+    """Where optimised models are kept."""
+    fingerprint: str = ""
+    """What besides the model decides what `optimize` makes; part of the cache's key."""
+    optimize_first: bool = False
+    """Fuse every plain model before it is served."""
+    stop: Callable[[], None] = lambda: None
+    """Ends what `optimize` is doing."""
 
 
-def _open_plain(model: Path, threads: int | None) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+@dataclass(frozen=True)
+class Loaded:
+    """A model, and whether it is served unfused for now."""
+
+    model: Model
+    plain: Files | None
+    """The files to fuse in the background."""
+
+
+def load_version(folder: ModelFolder, version: int, *, root: Path, loader: Loader) -> Loaded:
+    """Load and warm up one version.
+
+    Raises:
+        ModelError: it cannot be read, optimised or served.
+    """
+    settings = folder.settings
+    path = folder.versions[version]
+    try:
+        files = inspect_files(path, root)
+        if files.fused or not settings.optimize:
+            return Loaded(_open(folder.name, version, files.model, files.fused, settings, loader), None)
+        first = settings.optimize_first or loader.optimize_first
+        twin = optimized_twin(
+            files, cache=loader.cache, fingerprint=loader.fingerprint, optimize=loader.optimize if first else None
+        )
+        if twin is not None:
+            return Loaded(_open_twin(folder.name, version, twin, settings, loader, None), None)
+        note = "served unfused until it has been optimised"
+        return Loaded(_open(folder.name, version, files.model, 0, settings, loader, note=note), files)
+    except OSError as error:
+        raise ModelError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
+
+
+def load_fused(model: Model, files: Files, loader: Loader) -> Model:
+    """The fused twin of a plain model that is served, made now, with the same counters.
+
+    Raises:
+        ModelError: it cannot be optimised or served.
+    """
+    try:
+        twin = optimized_twin(files, cache=loader.cache, fingerprint=loader.fingerprint, optimize=loader.optimize)
+        assert twin is not None
+        return _open_twin(model.name, model.version, twin, model.settings, loader, model.statistics)
+    except OSError as error:
+        raise ModelError(f"cannot read {error.filename}: {error.strerror or error}") from error
+
+
+def _open_twin(
+    name: str, version: int, twin: Path, settings: Settings, loader: Loader, statistics: Statistics | None
+) -> Model:
+    fused = fused_nodes(onnx.load_model(twin, load_external_data=False))
+    note = "" if fused else "no region of it could be fused"
+    return _open(name, version, twin, fused, settings, loader, note=note, statistics=statistics)
+
+
+def _open(
+    name: str,
+    version: int,
+    path: Path,
+    fused: int,
+    settings: Settings,
+    loader: Loader,
+    *,
+    note: str = "",
+    statistics: Statistics | None = None,
+) -> Model:
+    try:
+        session = loader.open_session(path, settings, fused > 0)
+    except LOAD_ERRORS as error:
+        raise ModelError(f"ONNX Runtime cannot load it: {error}") from error
+    model = describe(name, version, session=session, settings=settings, fused=fused, note=note, statistics=statistics)
+    warm_up(model)
+    return model

@@ -5,15 +5,24 @@ Invariant: the declared shapes agree with the session's, so what the metadata sa
 """
 
 import dataclasses
+import os
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from onnxruntime import InferenceSession
 
-from runtime.server.settings import DeclaredTensor, Settings
+from runtime import ort_values
+from runtime.server.errors import ExhaustedError, InvalidRequestError
+from runtime.server.ort_errors import RUN_ERRORS
+from runtime.server.scheduler import Feeds, Scheduler
+from runtime.server.settings import DeclaredTensor, Padding, Settings
 from runtime.server.statistics import Statistics
-from runtime.wire import BY_ONNX, Datatype
+from runtime.wire import BY_ONNX, Array, Datatype
+
+LEAST_INSTANCES = 4
 
 Dim = int | str | None
 """A fixed extent, a symbol whose extent is the same in all inputs of a request, or any extent."""
@@ -37,7 +46,43 @@ class Tensor:
         return tuple(extent if isinstance(extent, int) else -1 for extent in self.shape)
 
 
-@dataclass(frozen=True)
+class Usage:
+    """How many requests are using a model; one that is retired takes no more and can be waited for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Requests that use the model now."""
+        return self._count
+
+    def enter(self) -> None:
+        """Count a request in."""
+        with self._changed:
+            self._count += 1
+
+    def leave(self) -> None:
+        """Count a request out."""
+        with self._changed:
+            self._count -= 1
+            if self._count == 0:
+                self._changed.notify_all()
+
+    def wait_idle(self, seconds: float | None = None) -> bool:
+        """Wait until no request uses the model; False when that took longer than `seconds`."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with self._changed:
+            while self._count:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+
+@dataclass(frozen=True, eq=False)
 class Model:
     """A model version that is ready to run."""
 
@@ -47,7 +92,18 @@ class Model:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     settings: Settings
-    statistics: Statistics = field(default_factory=Statistics)
+    scheduler: Scheduler
+    statistics: Statistics
+    fused: int = 0
+    """How many fused nodes run with their kernels."""
+    notes: list[str] = field(default_factory=list[str])
+    """What whoever runs the server should know: why it is not fused, for instance."""
+    usage: Usage = field(default_factory=Usage)
+    by_name: dict[str, Tensor] = field(init=False, repr=False)
+    """The inputs by name."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {tensor.name: tensor for tensor in self.inputs})
 
 
 class NodeArgument(Protocol):
@@ -58,29 +114,96 @@ class NodeArgument(Protocol):
     shape: Sequence[Dim]
 
 
-def describe(name: str, version: int, *, session: InferenceSession, settings: Settings) -> Model:
-    """The model behind `session`, checked against `settings`.
+def describe(
+    name: str,
+    version: int,
+    *,
+    session: InferenceSession,
+    settings: Settings,
+    fused: int = 0,
+    note: str = "",
+    statistics: Statistics | None = None,
+) -> Model:
+    """The model behind `session`, checked against `settings`; it goes on with `statistics` if they are given.
 
     Raises:
         ModelError: a tensor has a type that the protocol does not carry, or the settings declare something else.
     """
     inputs = tuple(_tensor(argument) for argument in session.get_inputs())
     outputs = tuple(_tensor(argument) for argument in session.get_outputs())
-    if settings.max_batch_size > 0:
+    batched = settings.max_batch_size > 0
+    if batched:
         for tensor in (*inputs, *outputs):
             if not tensor.shape or isinstance(tensor.shape[0], int):
                 raise ModelError(
                     f"config.pbtxt sets max_batch_size {settings.max_batch_size}, but the first dim of {tensor.name!r} "
                     f"is not dynamic: its shape is {list(tensor.shape)}"
                 )
+    inputs = _refine(inputs, settings.inputs, batched=batched)
+    if settings.padding is not None:
+        _check_padding(settings.padding, inputs)
+    counted = statistics or Statistics()
     return Model(
         name=name,
         version=version,
         session=session,
-        inputs=_refine(inputs, settings.inputs, batched=settings.max_batch_size > 0),
-        outputs=_refine(outputs, settings.outputs, batched=settings.max_batch_size > 0),
+        inputs=inputs,
+        outputs=_refine(outputs, settings.outputs, batched=batched),
         settings=settings,
+        scheduler=_scheduler(session, settings, counted),
+        statistics=counted,
+        fused=fused,
+        notes=[note] if note else [],
     )
+
+
+def _scheduler(session: InferenceSession, settings: Settings, statistics: Statistics) -> Scheduler:
+    def execute(feeds: Feeds, outputs: tuple[str, ...]) -> list[Array]:
+        return run_session(session, feeds, outputs)
+
+    default = 1 if settings.batching is not None else max(LEAST_INSTANCES, os.cpu_count() or 1)
+    return Scheduler(
+        execute,
+        instances=settings.instances or default,
+        batching=settings.batching,
+        max_rows=settings.max_batch_size,
+        on_execution=statistics.record_execution,
+    )
+
+
+def run_session(session: InferenceSession, feeds: Feeds, outputs: tuple[str, ...]) -> list[Array]:
+    """The outputs of these names. Runs without the interpreter lock.
+
+    Raises:
+        InvalidRequestError, ExhaustedError: the model could not run on these inputs.
+    """
+    try:
+        return ort_values.run(session, outputs, feeds)
+    except RUN_ERRORS as error:
+        # The inputs have the right types and shapes, yet the model could not run on them: an index out of a table's
+        # range, or lengths that do not broadcast. ONNX Runtime tells these apart from lack of memory in words only.
+        if "allocate memory" in str(error) or "bad_alloc" in str(error):
+            raise ExhaustedError("the model ran out of memory on inputs of these shapes") from error
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        raise InvalidRequestError(
+            f"the model cannot run on these inputs ({shapes}): a value or length is out of range"
+        ) from error
+
+
+def _check_padding(padding: Padding, inputs: Sequence[Tensor]) -> None:
+    """The settings fit the model: what is padded can be told, and hidden, by name."""
+    padded = {tensor.name: tensor for tensor in inputs if padding.dim in tensor.shape}
+    if padding.mask not in padded:
+        raise ModelError(
+            f"tilefuse.toml pads dim {padding.dim!r} with mask {padding.mask!r}, but the inputs with that dim are "
+            f"{', '.join(padded) or 'none'}"
+        )
+    for name, _ in padding.values:
+        if name not in padded:
+            raise ModelError(f"tilefuse.toml has padding.values.{name}, but no input of that name has {padding.dim!r}")
+    for tensor in padded.values():
+        if tensor.datatype.dtype.hasobject or tensor.shape.count(padding.dim) > 1:
+            raise ModelError(f"input {tensor.name!r} cannot be padded: it is text, or has {padding.dim!r} twice")
 
 
 def _tensor(argument: NodeArgument) -> Tensor:

@@ -1,6 +1,6 @@
 """The life of a server: bind, load, answer, drain.
 
-In: a repository folder and where to listen. Out: whether the shutdown lost a call. Invariant: an accepted call is
+In: a repository folder and `ServerOptions`. Out: whether the shutdown lost a call. Invariant: an accepted call is
 answered, unless it takes longer than the drain limit.
 
 Calls run on threads (`grpc.server`), not on an event loop (`grpc.aio`): measured on small tensors, threads answer 1.2
@@ -18,87 +18,107 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 import grpc
-from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from proto import open_inference_pb2 as pb
-from proto.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from runtime.server.budget import Budget
+from runtime.server.control import EXPLICIT, MODES, NONE, POLL, Control
 from runtime.server.drain import CountingPool
-from runtime.server.repository import Loader, Repository, RepositoryError
+from runtime.server.errors import RequestError
+from runtime.server.folders import RepositoryError
+from runtime.server.handlers import inference_handlers
+from runtime.server.loading import Loader
+from runtime.server.repository import Repository
 from runtime.server.servicer import InferenceService
+from runtime.server.transport import COMPRESSIONS, ListenError, TransportOptions, add_reflection, bind, channel_options
 
 LOG = logging.getLogger("tilefuse.server")
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-LARGEST_MESSAGE = 2**31 - 2**20
-"""Protobuf cannot hold more than 2 GiB."""
-
-
-class ListenError(Exception):
-    """The server cannot listen where it was told to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where and how to serve."""
+    """How to serve."""
 
-    host: str = "127.0.0.1"
-    port: int = 8001
-    """0 picks a free one."""
-    workers: int = 16
-    """Calls that are worked on at the same time; more wait."""
+    transport: TransportOptions = field(default_factory=TransportOptions)
+    workers: int = 64
+    """Calls that are worked on at the same time; more wait. A call that waits in a model's queue is one of them."""
     waiting: int = 1024
-    """Calls that may wait; more are answered RESOURCE_EXHAUSTED."""
-    message_bytes: int = 128 * 2**20
-    """The largest request and response."""
+    """Calls that may wait for a worker; more are answered RESOURCE_EXHAUSTED."""
+    in_flight_bytes: int = 2**30
+    """Bytes of the requests that are worked on; one more is answered RESOURCE_EXHAUSTED."""
     drain_seconds: float = 30.0
     """How long a shutdown waits for calls in flight."""
+    control_mode: str = NONE
+    """none: load all models at start. poll: and follow changes of the folder. explicit: load on request."""
+    load_models: tuple[str, ...] = ()
+    """With explicit: what to load at start."""
+    poll_seconds: float = 15.0
 
 
 class RunningServer:
     """A server that listens. Models are loaded by `load`; `drain` ends it."""
 
     def __init__(self, options: ServerOptions) -> None:
-        if not 0 < options.message_bytes <= LARGEST_MESSAGE:
-            raise ListenError(f"message size is {options.message_bytes} bytes, but 1 to {LARGEST_MESSAGE} are possible")
+        if options.control_mode not in MODES:
+            raise ListenError(f"the model control mode is {options.control_mode!r}, but it must be {', '.join(MODES)}")
         self.options = options
         self.repository = Repository()
-        self._service = InferenceService(self.repository, byte_limit=options.message_bytes)
+        self._control: Control | None = None
+        self._budget = Budget(options.in_flight_bytes)
+        self._service = InferenceService(
+            self.repository,
+            byte_limit=options.transport.message_bytes,
+            budget=self._budget,
+            control_mode=options.control_mode,
+        )
         self._health = health.HealthServicer()
         self._pool = CountingPool(options.workers)
         self._server = grpc.server(
             self._pool,  # pyright: ignore[reportArgumentType] - gRPC calls submit only
-            options=(
-                ("grpc.max_receive_message_length", options.message_bytes),
-                ("grpc.max_send_message_length", options.message_bytes),
-                ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a share of the load
-            ),
+            options=channel_options(options.transport),
             maximum_concurrent_rpcs=options.workers + options.waiting,
+            compression=COMPRESSIONS[options.transport.compression],
         )
-        add_GRPCInferenceServiceServicer_to_server(self._service, self._server)
+        self._server.add_generic_rpc_handlers((inference_handlers(self._service),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._health.set(health.OVERALL_HEALTH, NOT_SERVING)
-        _add_reflection(self._server)
-        self.port = _bind(self._server, options)
+        add_reflection(self._server)
+        self.port = bind(self._server, options.transport)
         self._server.start()
-        LOG.info("listening on %s:%d", options.host, self.port)
+        LOG.info("listening on %s:%d", options.transport.host, self.port)
 
     def load(self, root: Path, loader: Loader) -> None:
-        """Load the repository and declare the server ready.
+        """Load the repository as the control mode says, and declare the server ready.
 
         Raises:
             RepositoryError: a model cannot be served.
         """
-        self.repository.load(root, loader)
-        for model in self.repository.models():
-            self._health.set(model.name, SERVING)
+        control = self._control = Control(self.repository, root, loader, on_change=self._show_health)
+        options = self.options
+        if options.control_mode == EXPLICIT:
+            control.list_all()
+            for name in options.load_models:
+                try:
+                    control.load(name)
+                except RequestError as error:
+                    raise RepositoryError(str(error)) from error
+        else:
+            try:
+                control.load_all()
+            except RepositoryError as error:
+                if options.control_mode != POLL or not root.is_dir():
+                    raise
+                LOG.error("%s", error)
+        if options.control_mode == POLL:
+            control.poll_every(options.poll_seconds)
+        self._service.control = control
         self._health.set(health.OVERALL_HEALTH, SERVING)
         self._service.ready.set()
         LOG.info("ready")
@@ -106,14 +126,17 @@ class RunningServer:
     def drain(self) -> bool:
         """Stop taking calls, answer those in flight, and stop. True when none was lost.
 
-        Streams that never end by themselves, such as health watches, are cut once everything else is done.
+        Streams that wait for their client, and those that never end by themselves, such as health watches, are cut.
         """
         self._service.ready.clear()
         self._health.enter_graceful_shutdown()
+        if self._control is not None:
+            self._control.stop()
         # The limit is ours to keep: when gRPC's own grace ends, it cancels calls, and none would be left to count.
         self._server.stop(self.options.drain_seconds + 60)
         deadline = time.monotonic() + self.options.drain_seconds
         while self._busy() and time.monotonic() < deadline:
+            self._service.end_idle_streams()
             time.sleep(0.02)
         lost = self._busy()
         self._server.stop(0).wait(1.0)
@@ -121,7 +144,10 @@ class RunningServer:
         return not lost
 
     def _busy(self) -> bool:
-        return self._pool.pending > 0 or self._service.active > 0
+        return self._pool.pending > 0 or self._budget.requests > 0
+
+    def _show_health(self, name: str) -> None:
+        self._health.set(name, SERVING if self.repository.versions(name) else NOT_SERVING)
 
 
 def serve(root: Path, loader: Loader, *, options: ServerOptions) -> bool:
@@ -170,29 +196,6 @@ class _Signals:
         if self.interrupt:
             self.interrupt = False
             raise KeyboardInterrupt
-
-
-def _bind(server: grpc.Server, options: ServerOptions) -> int:
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    try:
-        port = server.add_insecure_port(f"{host}:{options.port}")
-    except RuntimeError as error:
-        raise ListenError(
-            f"cannot listen on {host}:{options.port}: the port is taken or the address is not ours"
-        ) from error
-    if port == 0:
-        raise ListenError(f"cannot listen on {host}:{options.port}")
-    return port
-
-
-def _add_reflection(server: grpc.Server) -> None:
-    """Describe our services. Their files come from different descriptor pools, so they are copied into one."""
-    pool = descriptor_pool.DescriptorPool()
-    names: list[str] = []
-    for module in (pb, health_pb2, reflection_pb2):
-        pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-        names += [service.full_name for service in module.DESCRIPTOR.services_by_name.values()]
-    reflection.enable_server_reflection(names, server, pool=pool)
 
 
 def _keep_freed_memory() -> None:

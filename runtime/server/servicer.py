@@ -1,48 +1,42 @@
 """The protocol's methods over the repository and the data plane.
 
-In: gRPC requests. Out: responses, or a status with one plain sentence. Invariant: no unexpected exception's text
-reaches a client, and every method that is not built answers UNIMPLEMENTED, by name.
+In: gRPC requests. Out: responses, or an error that `handlers` makes a status. Invariant: every method that is not built
+answers UNIMPLEMENTED, with a sentence.
 """
 
-import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from importlib import metadata
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 
 from proto import open_inference_pb2 as pb
-from runtime.server.dataplane import AbandonedError, Call, ExhaustedError, InvalidRequestError, infer
-from runtime.server.model import Model, Tensor
-from runtime.server.repository import NotFoundError, Repository
-from runtime.server.settings import MODEL_FILE, Every, Latest, Specific, VersionPolicy
-
-LOG = logging.getLogger("tilefuse.server")
+from runtime.server.budget import Budget
+from runtime.server.config_message import PLATFORM, config_message, tensor_message
+from runtime.server.control import EXPLICIT, Control
+from runtime.server.dataplane import Call, infer
+from runtime.server.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
+from runtime.server.handlers import status_of
+from runtime.server.model import Model
+from runtime.server.repository import READY, Repository
 
 SERVER_NAME = "tilefuse"
-PLATFORM = "onnxruntime_onnx"
-EXTENSIONS = ("model_configuration", "statistics")
+EXTENSIONS = ("model_configuration", "statistics", "schedule_policy")
 """What works beyond the core of the protocol, under the names that its extensions have."""
-
-_STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
-    (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
-    (NotFoundError, grpc.StatusCode.NOT_FOUND),
-    (ExhaustedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (AbandonedError, grpc.StatusCode.CANCELLED),
-)
+ON_REQUEST = "model_repository"
+"""The extension that the explicit control mode adds."""
 _NO_SHARED_MEMORY = "shared memory is not supported, send tensors in the request"
 
 Context = grpc.ServicerContext
-Response = TypeVar("Response")
 
 
 def _refusal(method: str, reason: str) -> Callable[["InferenceService", Any, Context], NoReturn]:
     """A method that is not built."""
 
     def refuse(service: "InferenceService", request: Any, context: Context) -> NoReturn:
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method}: {reason}")
-        raise AssertionError("ServicerContext.abort always raises")
+        raise UnsupportedError(f"{method}: {reason}")
 
     return refuse
 
@@ -50,23 +44,19 @@ def _refusal(method: str, reason: str) -> Callable[["InferenceService", Any, Con
 class InferenceService:
     """Answers every method of `GRPCInferenceService`.
 
-    `ready` is set by whoever loads the models, and cleared for shutdown. `active` counts inference requests whose
-    answer has not left yet.
+    `ready` is set by whoever loads the models, and cleared for shutdown.
     """
 
-    def __init__(self, repository: Repository, *, byte_limit: int) -> None:
+    def __init__(self, repository: Repository, *, byte_limit: int, budget: Budget, control_mode: str) -> None:
         self.ready = threading.Event()
+        self.control: Control | None = None
         self._repository = repository
         self._byte_limit = byte_limit
-        self._version = _installed_version()
-        self._lock = threading.Lock()
-        self._active = 0
-
-    @property
-    def active(self) -> int:
-        """The number of inference requests in flight."""
-        with self._lock:
-            return self._active
+        self._budget = budget
+        self._mode = control_mode
+        self._version = installed_version()
+        self._streams_lock = threading.Lock()
+        self._idle_streams: set[Context] = set()
 
     def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         """The process answers, so it lives."""
@@ -86,37 +76,71 @@ class InferenceService:
 
     def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         """Name, version, and the extensions that work."""
-        return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._version, extensions=list(EXTENSIONS))
+        extensions = [*EXTENSIONS, ON_REQUEST] if self._mode == EXPLICIT else EXTENSIONS
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._version, extensions=extensions)
 
     def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         """Inputs and outputs of a model."""
-        model = _answer(context, lambda: self._repository.find(request.name, request.version))
+        model = self._repository.find(request.name, request.version)
         return pb.ModelMetadataResponse(
             name=model.name,
             versions=[str(version) for version in self._repository.versions(model.name)],
             platform=PLATFORM,
-            inputs=[_tensor_metadata(tensor) for tensor in model.inputs],
-            outputs=[_tensor_metadata(tensor) for tensor in model.outputs],
+            inputs=[tensor_message(tensor) for tensor in model.inputs],
+            outputs=[tensor_message(tensor) for tensor in model.outputs],
         )
 
     def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         """Run a model."""
-        with self._lock:
-            self._active += 1
-        if not context.add_callback(self._finished):  # the call ended before it began
-            self._finished()
-        call = Call(request=request, wanted=context.is_active, byte_limit=self._byte_limit)
-        return _answer(context, lambda: infer(self._repository.find(request.model_name, request.model_version), call))
+        size = request.ByteSize()
+        self._budget.take(size)
+        if not context.add_callback(lambda: self._budget.give_back(size)):  # the call ended before it began
+            self._budget.give_back(size)
+        return self._infer(request, context)
+
+    def ModelStreamInfer(
+        self, requests: Iterator[pb.ModelInferRequest], context: Context
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        """Answer the requests of a stream, in their order; an error is its request's and does not end the stream."""
+        while True:
+            with self._idle(context):
+                request = next(requests, None)
+            if request is None:
+                return
+            size = request.ByteSize()
+            try:
+                self._budget.take(size)
+                try:
+                    yield pb.ModelStreamInferResponse(infer_response=self._infer(request, context))
+                finally:
+                    self._budget.give_back(size)
+            except Exception as error:
+                if not context.is_active():
+                    raise
+                status, reason = status_of(error)
+                failed = pb.ModelInferResponse(model_name=request.model_name[:128], id=request.id[:1024])
+                yield pb.ModelStreamInferResponse(error_message=f"[{status.name}] {reason}", infer_response=failed)
+
+    def _infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        def notify(wake: Callable[[], None]) -> None:
+            if not context.add_callback(wake):
+                wake()
+
+        call = Call(request, wanted=context.is_active, byte_limit=self._byte_limit, notify=notify)
+        with self._repository.lease(request.model_name, request.model_version) as model:
+            return infer(model, call)
 
     def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         """A model's configuration, completed from the model itself."""
-        model = _answer(context, lambda: self._repository.find(request.name, request.version))
-        return pb.ModelConfigResponse(config=_config(model))
+        return pb.ModelConfigResponse(config=config_message(self._repository.find(request.name, request.version)))
 
     def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
         """Counters of one model, or of all when no name is given."""
-        if request.name:
-            models = (_answer(context, lambda: self._repository.find(request.name, request.version)),)
+        if request.name and request.version:
+            models: tuple[Model, ...] = (self._repository.find(request.name, request.version),)
+        elif request.name:
+            self._repository.find(request.name, "")
+            models = tuple(model for model in self._repository.models() if model.name == request.name)
         else:
             models = self._repository.models()
         return pb.ModelStatisticsResponse(
@@ -125,93 +149,88 @@ class InferenceService:
 
     def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
         """Every version that was found, with its state."""
+        _refuse_repository(request.repository_name)
         return pb.RepositoryIndexResponse(
             models=[
                 pb.RepositoryIndexResponse.ModelIndex(
-                    name=entry.name, version=str(entry.version), state=entry.state, reason=entry.reason
+                    name=entry.name,
+                    version=str(entry.version) if entry.version else "",
+                    state=entry.state,
+                    reason=entry.reason,
                 )
                 for entry in self._repository.index()
-                if entry.state == "READY" or not request.ready
+                if entry.state == READY or not request.ready
             ]
         )
 
-    ModelStreamInfer = _refusal("ModelStreamInfer", "streaming is not supported, use ModelInfer")
-    RepositoryModelLoad = _refusal("RepositoryModelLoad", "models are loaded when the server starts, not on request")
-    RepositoryModelUnload = _refusal("RepositoryModelUnload", "models stay until the server stops")
+    def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        """Load a model, or load it again as it is on disk now; answered when it is ready."""
+        control = self._explicit("RepositoryModelLoad")
+        _refuse_repository(request.repository_name)
+        if request.parameters:
+            raise InvalidRequestError(
+                "parameters are not accepted: files and configurations are not taken from clients"
+            )
+        control.load(request.model_name)
+        return pb.RepositoryModelLoadResponse()
+
+    def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Take a model out; answered when no request uses it any more."""
+        control = self._explicit("RepositoryModelUnload")
+        _refuse_repository(request.repository_name)
+        if strange := request.parameters.keys() - {"unload_dependents"}:
+            raise InvalidRequestError(f"parameters {', '.join(map(repr, sorted(strange)))} are not known")
+        control.unload(request.model_name, wanted=context.is_active)
+        return pb.RepositoryModelUnloadResponse()
+
     SystemSharedMemoryStatus = _refusal("SystemSharedMemoryStatus", _NO_SHARED_MEMORY)
     SystemSharedMemoryRegister = _refusal("SystemSharedMemoryRegister", _NO_SHARED_MEMORY)
     SystemSharedMemoryUnregister = _refusal("SystemSharedMemoryUnregister", _NO_SHARED_MEMORY)
     CudaSharedMemoryStatus = _refusal("CudaSharedMemoryStatus", _NO_SHARED_MEMORY)
     CudaSharedMemoryRegister = _refusal("CudaSharedMemoryRegister", _NO_SHARED_MEMORY)
     CudaSharedMemoryUnregister = _refusal("CudaSharedMemoryUnregister", _NO_SHARED_MEMORY)
-    TraceSetting = _refusal("TraceSetting", "tracing is not supported")
+    TraceSetting = _refusal("TraceSetting", "traces are set up when the server starts, not on request")
     LogSettings = _refusal("LogSettings", "log settings are fixed when the server starts")
 
-    def _finished(self) -> None:
-        with self._lock:
-            self._active -= 1
+    def end_idle_streams(self) -> None:
+        """Cancel the streams that wait for their client's next request."""
+        with self._streams_lock:
+            for context in self._idle_streams:
+                context.cancel()
+
+    @contextmanager
+    def _idle(self, context: Context) -> Generator[None]:
+        with self._streams_lock:
+            self._idle_streams.add(context)
+        try:
+            yield
+        finally:
+            with self._streams_lock:
+                self._idle_streams.discard(context)
+
+    def _explicit(self, method: str) -> Control:
+        if self._mode != EXPLICIT:
+            raise UnsupportedError(
+                f"{method}: the server was started with --model-control-mode {self._mode}; only with explicit are "
+                "models loaded and unloaded on request"
+            )
+        if self.control is None:
+            raise UnavailableError("the server is starting")
+        return self.control
 
 
-def _answer(context: Context, work: Callable[[], Response]) -> Response:
-    """What `work` returns, or the status that its error means."""
-    try:
-        return work()
-    except Exception as error:
-        status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-        reason = str(error)
-        if status is None:
-            LOG.exception("a request failed unexpectedly")
-            status, reason = grpc.StatusCode.INTERNAL, "internal error, the server's log has the details"
-    context.abort(status, reason)
-    raise AssertionError("ServicerContext.abort always raises")
-
-
-def _installed_version() -> str:
+def installed_version() -> str:
+    """The version of the installed distribution."""
     try:
         return metadata.version("tilefuse")
     except metadata.PackageNotFoundError:
         return "not installed"  # it runs from a checkout
 
 
-def _tensor_metadata(tensor: Tensor) -> pb.ModelMetadataResponse.TensorMetadata:
-    return pb.ModelMetadataResponse.TensorMetadata(
-        name=tensor.name, datatype=tensor.datatype.wire, shape=tensor.wire_shape
-    )
-
-
-def _config(model: Model) -> pb.ModelConfig:
-    batched = model.settings.max_batch_size > 0
-    return pb.ModelConfig(
-        name=model.name,
-        platform=PLATFORM,
-        backend="onnxruntime",
-        default_model_filename=MODEL_FILE,
-        version_policy=_version_policy(model.settings.version_policy),
-        max_batch_size=model.settings.max_batch_size,
-        input=[
-            pb.ModelInput(
-                name=tensor.name,
-                data_type=tensor.datatype.config,
-                dims=tensor.wire_shape[1:] if batched else tensor.wire_shape,
-            )
-            for tensor in model.inputs
-        ],
-        output=[
-            pb.ModelOutput(
-                name=tensor.name,
-                data_type=tensor.datatype.config,
-                dims=tensor.wire_shape[1:] if batched else tensor.wire_shape,
-            )
-            for tensor in model.outputs
-        ],
-    )
-
-
-def _version_policy(policy: VersionPolicy) -> pb.ModelVersionPolicy:
-    match policy:
-        case Latest(count=count):
-            return pb.ModelVersionPolicy(latest=pb.ModelVersionPolicy.Latest(num_versions=count))
-        case Specific(versions=versions):
-            return pb.ModelVersionPolicy(specific=pb.ModelVersionPolicy.Specific(versions=versions))
-        case Every():
-            return pb.ModelVersionPolicy(all=pb.ModelVersionPolicy.All())
+def _refuse_repository(name: str) -> None:
+    if name:
+        raise InvalidRequestError("repository_name is given, but this server has one repository, without a name")

@@ -1,21 +1,15 @@
-"""How one model is to be served: `config.pbtxt` (Triton's keys) and `tilefuse.toml` (ours) to frozen `Settings`.
+"""How one model is to be served: frozen `Settings`, and their reading from `config.pbtxt` and `tilefuse.toml`.
 
 In: the two optional files of a model's folder. Out: `Settings`, or a `SettingsError` that names file, place and key.
-Invariant: a key that this server does not act on is refused, never ignored.
+Invariant: a key that this server does not act on is refused (ours) or named in `warnings` (Triton's), never ignored.
 """
 
-import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf import text_format
-
-from proto import open_inference_pb2 as pb
-from runtime.wire import BY_CONFIG, Datatype
+from runtime.wire import Datatype
 
 MODEL_FILE = "model.onnx"
-_TOML_KEYS = {"optimize": bool, "threads": int, "provider": bool}
 
 
 class SettingsError(Exception):
@@ -53,6 +47,70 @@ class Every:
 VersionPolicy = Latest | Specific | Every
 
 
+@dataclass(frozen=True)
+class QueuePolicy:
+    """What becomes of requests that wait; times in seconds."""
+
+    timeout: float | None = None
+    """How long a request may wait; None: as long as its client does."""
+    delay: bool = False
+    """After the timeout: keep waiting behind all that are in time, rather than being refused."""
+    override: bool = False
+    """A request may shorten its own timeout."""
+    largest: int = 0
+    """The most requests that may wait; 0: no limit of its own."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Requests of equal shapes run together, at most `max_batch_size` rows; nothing waits while an instance is idle."""
+
+    preferred: tuple[int, ...] = ()
+    """Batches of these many rows are formed where there are enough rows."""
+    passed_over: float = 0.0
+    """Seconds that the oldest request may be passed over for one of other shapes that fills a preferred batch."""
+    priorities: int = 0
+    """Priority levels, 1 the highest; 0: there are none."""
+    default_priority: int = 0
+    policy: QueuePolicy = QueuePolicy()
+    policies: tuple[tuple[int, QueuePolicy], ...] = ()
+    """Policies of single priority levels."""
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Extents of one symbolic dim are rounded up to a bucket, so that requests of other lengths can run together."""
+
+    dim: str
+    """The symbol, as the model's inputs name it."""
+    buckets: tuple[int, ...]
+    """Extents, rising; longer requests are refused."""
+    mask: str
+    """The input that says which positions count: it is padded with 0."""
+    values: tuple[tuple[str, int | float], ...] = ()
+    """What other inputs are padded with, where that is not 0."""
+
+
+@dataclass(frozen=True)
+class WarmupInput:
+    """One input of a warm-up run, with all of its dims."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    content: str
+    """zero, random, or the path of a file of raw data in the model's folder `warmup`."""
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """A run before the model is ready."""
+
+    name: str
+    inputs: tuple[WarmupInput, ...]
+    count: int = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How to serve one model; the defaults are those of a folder without configuration files."""
@@ -62,96 +120,29 @@ class Settings:
     version_policy: VersionPolicy = Latest(1)
     inputs: tuple[DeclaredTensor, ...] = ()
     outputs: tuple[DeclaredTensor, ...] = ()
+    filename: str = MODEL_FILE
+    """The model's file in the folder of a version."""
     optimize: bool = True
     """Fuse a plain model when it is loaded."""
+    optimize_first: bool = False
+    """Fuse a plain model before it is served, rather than in the background while it is served unfused."""
     threads: int | None = None
     """Threads of the session; None leaves it to the server's own setting."""
     provider: bool = False
     """Run fused nodes through the plugin execution provider instead of custom ops."""
+    instances: int | None = None
+    """Runs at the same time; None: one where requests are batched, else as many as there are cores, at least 4."""
+    batching: Batching | None = None
+    padding: Padding | None = None
+    warmups: tuple[Warmup, ...] = ()
+    auto_warmup: bool = True
+    """Run each batch size and bucket once before the model is ready, if `warmups` names no runs."""
+    warnings: tuple[str, ...] = ()
+    """What the files ask for and this server does not do."""
 
 
-def read_settings(folder: Path) -> Settings:
-    """The settings of the model in `folder`.
-
-    Raises:
-        SettingsError: a file cannot be parsed or asks for something that this server does not do.
-    """
-    pbtxt = folder / "config.pbtxt"
-    toml = folder / "tilefuse.toml"
-    config = _parse_pbtxt(pbtxt, folder.name) if pbtxt.is_file() else pb.ModelConfig()
-    ours = _parse_toml(toml) if toml.is_file() else {}
-    return Settings(
-        max_batch_size=config.max_batch_size,
-        version_policy=_version_policy(config.version_policy, pbtxt),
-        inputs=_declared(config.input, pbtxt),
-        outputs=_declared(config.output, pbtxt),
-        optimize=bool(ours.get("optimize", True)),
-        threads=ours.get("threads"),
-        provider=bool(ours.get("provider", False)),
-    )
-
-
-def _parse_pbtxt(path: Path, model: str) -> pb.ModelConfig:
-    config = pb.ModelConfig()
-    try:
-        text_format.Parse(path.read_text(encoding="utf-8"), config)
-    except (text_format.ParseError, UnicodeDecodeError) as error:
-        known = ", ".join(field.name for field in pb.ModelConfig.DESCRIPTOR.fields)
-        raise SettingsError(f"{path}: {error} (this server reads {known})") from error
-    for key, accepted in (
-        ("name", model),
-        ("platform", "onnxruntime_onnx"),
-        ("backend", "onnxruntime"),
-        ("default_model_filename", MODEL_FILE),
-    ):
-        value = getattr(config, key)
-        if value not in ("", accepted):
-            raise SettingsError(f"{path}: {key} is {value!r}, but only {accepted!r} can be served here")
-    if config.max_batch_size < 0:
-        raise SettingsError(f"{path}: max_batch_size is {config.max_batch_size}, but it must be 0 or more")
-    return config
-
-
-def _parse_toml(path: Path) -> dict[str, int]:
-    try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {error}") from error
-    for key, value in read.items():
-        kind = _TOML_KEYS.get(key)
-        if kind is None:
-            raise SettingsError(f"{path}: unknown key {key!r}; this server reads {', '.join(_TOML_KEYS)}")
-        if type(value) is not kind:
-            raise SettingsError(f"{path}: {key} is {value!r}, but it must be of type {kind.__name__}")
-    if read.get("threads", 1) < 1:
-        raise SettingsError(f"{path}: threads is {read['threads']}, but it must be 1 or more")
-    return read
-
-
-def _version_policy(policy: pb.ModelVersionPolicy, path: Path) -> VersionPolicy:
-    match policy.WhichOneof("policy_choice"):
-        case "latest":
-            if policy.latest.num_versions == 0:
-                raise SettingsError(f"{path}: version_policy latest needs num_versions of 1 or more")
-            return Latest(policy.latest.num_versions)
-        case "specific":
-            if not policy.specific.versions:
-                raise SettingsError(f"{path}: version_policy specific lists no versions")
-            return Specific(tuple(policy.specific.versions))
-        case "all":
-            return Every()
-        case _:
-            return Latest(1)
-
-
-def _declared(tensors: Sequence[pb.ModelInput] | Sequence[pb.ModelOutput], path: Path) -> tuple[DeclaredTensor, ...]:
-    return tuple(_declare(tensor, path) for tensor in tensors)
-
-
-def _declare(tensor: pb.ModelInput | pb.ModelOutput, path: Path) -> DeclaredTensor:
-    datatype = BY_CONFIG.get(pb.DataType.Name(tensor.data_type))
-    if not tensor.name or datatype is None:
-        raise SettingsError(f"{path}: an input or output needs both name and data_type, found {tensor.name!r} without")
-    if any(extent < -1 for extent in tensor.dims):
-        raise SettingsError(f"{path}: dims of {tensor.name!r} are {list(tensor.dims)}, each must be -1, 0 or more")
-    return DeclaredTensor(tensor.name, datatype, tuple(tensor.dims))
+def require_one_of(path: Path, key: str, value: str, accepted: tuple[str, ...]) -> None:
+    """Raise a SettingsError unless `value` is empty or accepted."""
+    if value and value not in accepted:
+        wanted = " or ".join(map(repr, accepted))
+        raise SettingsError(f"{path}: {key} is {value!r}, but only {wanted} can be served here")

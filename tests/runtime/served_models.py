@@ -2,23 +2,33 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import onnx
+import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
+
+from proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from runtime.server.loading import Loader
+from runtime.server.serve import RunningServer, ServerOptions
+from runtime.server.settings import Settings
+from runtime.server.transport import TransportOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 Shape = Sequence[int | str | None]
 
 
-def _save(path: Path, nodes: list[onnx.NodeProto], inputs: Any, outputs: Any, *, weights: Any = ()) -> None:
+def save_graph(path: Path, nodes: list[onnx.NodeProto], inputs: Any, outputs: Any, *, weights: Any = ()) -> None:
     graph = helper.make_graph(nodes, "graph", inputs, outputs, list(weights))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     onnx.checker.check_model(model, full_check=True)
@@ -26,44 +36,44 @@ def _save(path: Path, nodes: list[onnx.NodeProto], inputs: Any, outputs: Any, *,
     onnx.save(model, path)
 
 
-def _value(name: str, kind: int, shape: Shape) -> onnx.ValueInfoProto:
+def value(name: str, kind: int, shape: Shape) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
 def save_double(path: Path, *, factor: float = 2.0) -> None:
     """y = factor * x, with x of [batch, 4]."""
-    _save(
+    save_graph(
         path,
         [helper.make_node("Mul", ["x", "factor"], ["y"])],
-        [_value("x", TensorProto.FLOAT, ["batch", 4])],
-        [_value("y", TensorProto.FLOAT, ["batch", 4])],
+        [value("x", TensorProto.FLOAT, ["batch", 4])],
+        [value("y", TensorProto.FLOAT, ["batch", 4])],
         weights=[numpy_helper.from_array(np.array(factor, dtype=np.float32), "factor")],
     )
 
 
 def save_pair(path: Path) -> None:
     """total = a + b and difference = a - b, with one symbol for the first dim of both."""
-    _save(
+    save_graph(
         path,
         [helper.make_node("Add", ["a", "b"], ["total"]), helper.make_node("Sub", ["a", "b"], ["difference"])],
-        [_value(name, TensorProto.INT64, ["rows", 3]) for name in ("a", "b")],
-        [_value(name, TensorProto.INT64, ["rows", 3]) for name in ("total", "difference")],
+        [value(name, TensorProto.INT64, ["rows", 3]) for name in ("a", "b")],
+        [value(name, TensorProto.INT64, ["rows", 3]) for name in ("total", "difference")],
     )
 
 
 def save_identity(path: Path, kind: int) -> None:
     """y = x for one element type, of any extent."""
-    _save(path, [helper.make_node("Identity", ["x"], ["y"])], [_value("x", kind, ["n"])], [_value("y", kind, ["n"])])
+    save_graph(path, [helper.make_node("Identity", ["x"], ["y"])], [value("x", kind, ["n"])], [value("y", kind, ["n"])])
 
 
 def save_lookup(path: Path) -> None:
     """Rows of a table of 10; an id outside of it makes the model fail."""
     table = numpy_helper.from_array(np.arange(20, dtype=np.float32).reshape(10, 2), "table")
-    _save(
+    save_graph(
         path,
         [helper.make_node("Gather", ["table", "ids"], ["rows"])],
-        [_value("ids", TensorProto.INT64, ["n"])],
-        [_value("rows", TensorProto.FLOAT, ["n", 2])],
+        [value("ids", TensorProto.INT64, ["n"])],
+        [value("rows", TensorProto.FLOAT, ["n", 2])],
         weights=[table],
     )
 
@@ -77,26 +87,52 @@ def save_slow(path: Path) -> None:
         ],
         "body",
         [
-            _value("step", TensorProto.INT64, []),
-            _value("go", TensorProto.BOOL, []),
-            _value("state", TensorProto.FLOAT, [256, 256]),
+            value("step", TensorProto.INT64, []),
+            value("go", TensorProto.BOOL, []),
+            value("state", TensorProto.FLOAT, [256, 256]),
         ],
-        [_value("still", TensorProto.BOOL, []), _value("next", TensorProto.FLOAT, [256, 256])],
+        [value("still", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, [256, 256])],
     )
-    _save(
+    save_graph(
         path,
         [
             helper.make_node("Expand", ["x", "extents"], ["start"]),
             helper.make_node("Loop", ["steps", "", "start"], ["end"], body=body),
             helper.make_node("ReduceMax", ["end"], ["y"], keepdims=0),
         ],
-        [_value("x", TensorProto.FLOAT, [1]), _value("steps", TensorProto.INT64, [])],
-        [_value("y", TensorProto.FLOAT, [])],
+        [value("x", TensorProto.FLOAT, [1]), value("steps", TensorProto.INT64, [])],
+        [value("y", TensorProto.FLOAT, [])],
         weights=[
             numpy_helper.from_array(np.eye(256, dtype=np.float32), "identity"),
             numpy_helper.from_array(np.array([256, 256]), "extents"),
         ],
     )
+
+
+def plain_loader(cache: Path, optimize: Callable[[Path, Path], None] | None = None) -> Loader:
+    """A loader without a compiler: what it optimises is a copy, unless `optimize` does something else."""
+
+    def copy(model: Path, output: Path) -> None:
+        shutil.copy(model, output)
+
+    def open_session(path: Path, settings: Settings, fused: bool) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    return Loader(optimize=optimize or copy, open_session=open_session, cache=cache)
+
+
+@contextmanager
+def running(root: Path, loader: Loader, **options: Any) -> Generator[tuple[RunningServer, Any]]:
+    """A server of this process and a stub that talks to it."""
+    server = RunningServer(ServerOptions(transport=TransportOptions(port=0), **options))
+    try:
+        server.load(root, loader)
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            yield server, GRPCInferenceServiceStub(channel)
+    finally:
+        assert server.drain()
 
 
 class ServerProcess:

@@ -1,6 +1,7 @@
 """Plain models are fused when the server loads them, and fused ones are served with their library."""
 
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("served")
     original = encoder(folder / "models" / "encoder" / "1" / "model.onnx")
-    server = ServerProcess(folder / "models", folder / "cache").wait_ready(LOAD_SECONDS)
+    server = ServerProcess(folder / "models", folder / "cache", "--optimize-first").wait_ready(LOAD_SECONDS)
     try:
         check_answers(server, original)
     finally:
@@ -110,3 +111,35 @@ def test_a_fused_model_without_its_library_is_refused(fused: Path, tmp_path: Pat
     assert server.wait_exit() == 1
     assert "model.so" in server.log[-1]
     assert "is missing" in server.log[-1]
+
+
+def test_a_library_with_another_hash_is_refused(fused: Path, tmp_path: Path) -> None:
+    library = fused / "encoder" / "1" / "model.so"
+    library.write_bytes(library.read_bytes() + b"\0")  # loads as before, but is not what was written with the model
+    server = ServerProcess(fused, tmp_path / "other")
+    assert server.wait_exit() == 1
+    assert "its content is not what was written with model.onnx" in server.log[-1]
+
+
+def test_a_model_without_a_hash_of_its_library_is_refused(fused: Path, tmp_path: Path) -> None:
+    path = fused / "encoder" / "1" / "model.onnx"
+    model = onnx.load(path)
+    del model.metadata_props[:]
+    onnx.save(model, path)
+    server = ServerProcess(fused, tmp_path / "other")
+    assert server.wait_exit() == 1
+    assert "does not record the hash of its library" in server.log[-1]
+
+
+def test_a_plain_model_answers_before_it_is_fused(served: Served, tmp_path: Path) -> None:
+    server = ServerProcess(served.repository, tmp_path / "cache").wait_ready()
+    try:
+        check_answers(server, served.original)
+        assert not any("served fused" in line for line in server.log)
+        deadline = time.monotonic() + LOAD_SECONDS
+        while not any("encoder version 1 is now served fused" in line for line in server.log):
+            assert time.monotonic() < deadline, server.log
+            time.sleep(0.1)
+        check_answers(server, served.original)
+    finally:
+        assert server.stop() == 0, server.log

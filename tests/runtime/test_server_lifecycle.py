@@ -112,7 +112,7 @@ def test_a_model_that_fails_stops_the_server_with_its_reason(tmp_path: Path) -> 
     server = ServerProcess(root, tmp_path / "cache")
     assert server.wait_exit() == 1
     assert "error:" in server.log[-1]
-    assert "broken version 1" in server.log[-1]
+    assert "broken: version 1" in server.log[-1]
     assert "is not an ONNX model" in server.log[-1]
     assert "empty: no version found" in server.log[-1]
     assert not any("Traceback" in line for line in server.log)

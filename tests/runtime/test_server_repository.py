@@ -11,18 +11,15 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import InferenceSession
 from served_models import save_double, save_identity, save_pair
 
+from runtime.server.control import Control
+from runtime.server.errors import NotFoundError
 from runtime.server.external_data import external_locations
+from runtime.server.folders import RepositoryError
+from runtime.server.loading import Loader
 from runtime.server.model import ModelError
-from runtime.server.repository import IndexEntry, Loader, NotFoundError, Repository, RepositoryError
-from runtime.server.settings import (
-    DeclaredTensor,
-    Every,
-    Latest,
-    Settings,
-    SettingsError,
-    Specific,
-    read_settings,
-)
+from runtime.server.repository import IndexEntry, Repository
+from runtime.server.settings import DeclaredTensor, Every, Latest, Settings, SettingsError, Specific
+from runtime.server.settings_files import read_settings
 from runtime.wire import BY_WIRE
 
 
@@ -31,7 +28,9 @@ class CountingLoader:
 
     def __init__(self, cache: Path) -> None:
         self.optimized: list[Path] = []
-        self.loader = Loader(optimize=self._optimize, open_session=self._open, cache=cache)
+        self.loader = Loader(
+            optimize=self._optimize, open_session=self._open, cache=cache, optimize_first=True, fingerprint="1"
+        )
 
     def _optimize(self, model: Path, output: Path) -> None:
         self.optimized.append(model)
@@ -39,7 +38,7 @@ class CountingLoader:
             raise ModelError("a region of it cannot be compiled")
         shutil.copy(model, output)
 
-    def _open(self, path: Path, settings: Settings) -> InferenceSession:
+    def _open(self, path: Path, settings: Settings, fused: bool) -> InferenceSession:
         return InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
@@ -56,7 +55,11 @@ def root(tmp_path: Path) -> Path:
 
 def load(root: Path, loading: CountingLoader) -> Repository:
     repository = Repository()
-    repository.load(root, loading.loader)
+    control = Control(repository, root, loading.loader, on_change=lambda name: None)
+    try:
+        control.load_all()
+    finally:
+        control.stop()
     return repository
 
 
@@ -144,16 +147,20 @@ def test_failures_are_all_listed_and_leave_the_rest_loaded(root: Path, loading: 
     (root / "notes.txt").write_text("not a model")
     (root / ".git").mkdir()
     repository = Repository()
+    control = Control(repository, root, loading.loader, on_change=lambda name: None)
     with pytest.raises(RepositoryError) as caught:
-        repository.load(root, loading.loader)
+        control.load_all()
+    control.stop()
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("bad name: a model's name has letters")
     assert "name is 'other', but only 'configured'" in lines[1]
-    assert lines[2] == "unfit version 1: a region of it cannot be compiled"
+    assert lines[2] == "unfit: version 1: a region of it cannot be compiled"
     assert repository.find("good", "").name == "good"
     assert not (loading.loader.cache / "models" / "unfit").exists()
-    assert {entry.name: entry.state for entry in repository.index()} == {"good": "READY", "unfit": "UNAVAILABLE"}
+    states = {entry.name: entry.state for entry in repository.index()}
+    assert states.pop("good") == "READY"
+    assert states == dict.fromkeys(("unfit", "bad name", "configured"), "UNAVAILABLE")
 
 
 @pytest.mark.parametrize("name", ["", "..", ".", "../good", "good/1", "/etc", "good\0", "x" * 10_000])
@@ -260,21 +267,48 @@ def test_settings_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "reason"),
     [
+        ("config.pbtxt", "dynamic_batching { }", "dynamic_batching needs a max_batch_size"),
         (
             "config.pbtxt",
-            "\n  dynamic_batching { }",
-            r'2:3 .*field named "dynamic_batching".*this server reads name',
+            "max_batch_size: 4 dynamic_batching { preferred_batch_size: 5 }",
+            "must be 1 to 4",
         ),
+        (
+            "config.pbtxt",
+            "max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 3 }",
+            "default_priority_level is 3, but it must be 1 to 2",
+        ),
+        (
+            "config.pbtxt",
+            "max_batch_size: 4 dynamic_batching { priority_queue_policy { key: 1 value { } } }",
+            "names level 1, but priority_levels is 0",
+        ),
+        ("config.pbtxt", "instance_group { count: -1 }", "count is -1"),
+        ("config.pbtxt", 'parameters { key: "intra_op_thread_count" value { string_value: "x" } }', "a whole number"),
+        (
+            "config.pbtxt",
+            'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 input_data_file: "../x" } } }',
+            r"'\.\./x' is outside of warmup/",
+        ),
+        ("tilefuse.toml", "[padding]\ndim = 'n'\nbuckets = [8]\n", "padding needs mask"),
+        ("tilefuse.toml", "[padding]\ndim = 'n'\nbuckets = [8, 4]\nmask = 'm'\n", "numbers above 0 that rise"),
+        ("tilefuse.toml", "[padding]\ndim = 'n'\nbuckets = [8]\nmask = 'm'\nx = 1\n", "unknown key 'padding.x'"),
+        ("tilefuse.toml", "[padding]\ndim = 'n'\nbuckets = [8]\nmask = 'm'\n", "needs a max_batch_size above 0"),
+        ("tilefuse.toml", "instances = 0", "must be 1 or more"),
         ("config.pbtxt", "max_batch_size: many", "1:17"),
         ("config.pbtxt", "max_batch_size: -1", "must be 0 or more"),
         ("config.pbtxt", 'platform: "tensorrt_plan"', "platform is 'tensorrt_plan'"),
-        ("config.pbtxt", 'default_model_filename: "../../x.onnx"', "only 'model.onnx' can be served"),
+        ("config.pbtxt", 'default_model_filename: "../../x.onnx"', "must be a plain name"),
         ("config.pbtxt", 'input { name: "x" }', "needs both name and data_type"),
         ("config.pbtxt", 'input { name: "x" data_type: TYPE_FP32 dims: -2 }', "each must be -1, 0 or more"),
         ("config.pbtxt", "version_policy { latest { } }", "num_versions of 1 or more"),
         ("config.pbtxt", "version_policy { specific { } }", "lists no versions"),
         ("tilefuse.toml", "threads = ", "Invalid value"),
-        ("tilefuse.toml", "thread = 2", "unknown key 'thread'; this server reads optimize, threads, provider"),
+        (
+            "tilefuse.toml",
+            "thread = 2",
+            "unknown key 'thread'; this server reads optimize, ",
+        ),
         ("tilefuse.toml", "threads = true", "must be of type int"),
         ("tilefuse.toml", "threads = 0", "must be 1 or more"),
         ("tilefuse.toml", "optimize = 1", "must be of type bool"),

@@ -1,0 +1,66 @@
+"""The command `tilefuse serve`: flags and a file to `ServerOptions`, and the server's life.
+
+Invariant: the flags are those of the option table, no more and no fewer.
+"""
+
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from runtime.options import Options
+from runtime.server.compiling import make_loader
+from runtime.server.option_table import OPTIONS, Option, build_options, read_file
+from runtime.server.serve import serve
+
+_REPOSITORY = Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A folder of NAME/VERSION/model.onnx.")]
+_CONFIG = Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file with any of the options below.")]
+
+
+def serve_repository(repository: Path, config: Path | None, **flags: Any) -> None:
+    """Serve a repository of models over gRPC until SIGTERM."""
+    given = read_file(config) if config is not None else {}
+    given |= {name: getattr(value, "value", value) for name, value in flags.items() if value not in (None, [], ())}
+    options = build_options(given)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    loader = make_loader(Options.from_environment(), optimize_first=given.get("optimize_first", False))
+    if not serve(repository, loader, options=options):
+        print(f"error: calls in flight took longer than {options.drain_seconds:g} s and were lost", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)  # their threads may never end, and an ordinary exit would wait for them
+
+
+def serve_command() -> Callable[..., None]:
+    """The command as typer wants it: a function whose signature has every option."""
+
+    def command(**arguments: Any) -> None:
+        serve_repository(**arguments)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("repository", keyword, annotation=_REPOSITORY),
+        inspect.Parameter("config", keyword, annotation=_CONFIG, default=None),
+        *(inspect.Parameter(option.name, keyword, annotation=_flag(option), default=None) for option in OPTIONS),
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__doc__ = serve_repository.__doc__
+    return command
+
+
+def _flag(option: Option) -> Any:
+    """What typer is to make of an option."""
+    shown = "" if option.default in (None, "", (), False) else f" (default {option.default})"
+    kind: Any = option.kind
+    if option.choices:
+        kind = StrEnum(option.name, {choice.upper(): choice for choice in option.choices})
+    details = typer.Option(
+        f"--{option.name.replace('_', '-')}", min=option.least, max=option.most, help=option.help + shown
+    )
+    return Annotated[(list[kind] if option.many else kind) | None, details]

@@ -1,0 +1,131 @@
+"""Every setting of the server, once: the flags of `tilefuse serve` and the keys of its `--config` file.
+
+In: values by name, from the file and the flags. Out: `ServerOptions`. Invariants: a flag and a key of one name mean the
+same; a flag overrides the file; an unknown key is an error.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.server.control import MODES
+from runtime.server.serve import ServerOptions
+from runtime.server.transport import COMPRESSIONS, TransportOptions
+
+MIB = 2**20
+
+
+class ConfigError(Exception):
+    """The configuration file cannot be used; the message names it and the key."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting."""
+
+    name: str
+    """With underscores, as in the file; the flag has dashes."""
+    kind: type
+    default: Any
+    help: str
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    many: bool = False
+    """May be given several times; a list in the file."""
+
+
+_TRANSPORT = TransportOptions()
+_SERVER = ServerOptions()
+
+OPTIONS: tuple[Option, ...] = (
+    # Where to listen
+    Option("host", str, _TRANSPORT.host, "The address to listen on."),
+    Option("port", int, _TRANSPORT.port, "The port; 0 picks a free one.", 0, 65535),
+    # Connections and messages
+    Option("message_mib", int, _TRANSPORT.message_bytes // MIB, "Largest request or response in MiB.", 1, 2047),
+    Option("metadata_kib", int, _TRANSPORT.metadata_bytes // 2**10, "Largest headers of a call in KiB.", 1, 1024),
+    Option("compression", str, _TRANSPORT.compression, "Of responses.", choices=tuple(COMPRESSIONS)),
+    Option("keepalive_seconds", float, _TRANSPORT.keepalive_seconds, "Ping silent clients after; 0: gRPC's own.", 0),
+    Option("keepalive_timeout_seconds", float, _TRANSPORT.keepalive_timeout_seconds, "Wait for the answer.", 0),
+    Option("least_ping_seconds", float, _TRANSPORT.least_ping_seconds, "Refuse clients that ping more often.", 0),
+    Option("connection_idle_seconds", float, _TRANSPORT.connection_idle_seconds, "Close idle ones; 0: never.", 0),
+    Option("connection_age_seconds", float, _TRANSPORT.connection_age_seconds, "Close old ones; 0: never.", 0),
+    Option("connection_grace_seconds", float, _TRANSPORT.connection_grace_seconds, "Extra time of their calls.", 0),
+    # Work in flight
+    Option("workers", int, _SERVER.workers, "Calls that are worked on at the same time.", 1, 4096),
+    Option("waiting", int, _SERVER.waiting, "Calls that may wait for a worker.", 0),
+    Option("in_flight_mib", int, _SERVER.in_flight_bytes // MIB, "Requests worked on, together, in MiB.", 1),
+    Option("drain_seconds", float, _SERVER.drain_seconds, "How long a shutdown waits for calls in flight.", 0),
+    # Models
+    Option("model_control_mode", str, _SERVER.control_mode, "Who loads models.", choices=MODES),
+    Option("load_model", str, (), "With explicit: load this model at start.", many=True),
+    Option("poll_seconds", float, _SERVER.poll_seconds, "With poll: how often to look.", 0.1),
+    Option("optimize_first", bool, False, "Fuse plain models before they are served, not in the background."),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in the TOML file at `path`.
+
+    Raises:
+        ConfigError: it cannot be read, or a key is unknown or has a wrong value.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    for key, value in found.items():
+        option = _BY_NAME.get(key)
+        if option is None:
+            raise ConfigError(f"{path}: unknown key {key!r}; the keys are {', '.join(_BY_NAME)}")
+        _check(path, option, value)
+    return {key: tuple(value) if _BY_NAME[key].many else value for key, value in found.items()}
+
+
+def build_options(given: Mapping[str, Any]) -> ServerOptions:
+    """The options, from the settings that are given and the defaults of all others."""
+    value = {option.name: option.default for option in OPTIONS} | dict(given)
+    transport = TransportOptions(
+        host=value["host"],
+        port=value["port"],
+        message_bytes=value["message_mib"] * MIB,
+        metadata_bytes=value["metadata_kib"] * 2**10,
+        compression=value["compression"],
+        keepalive_seconds=value["keepalive_seconds"],
+        keepalive_timeout_seconds=value["keepalive_timeout_seconds"],
+        least_ping_seconds=value["least_ping_seconds"],
+        connection_idle_seconds=value["connection_idle_seconds"],
+        connection_age_seconds=value["connection_age_seconds"],
+        connection_grace_seconds=value["connection_grace_seconds"],
+    )
+    return ServerOptions(
+        transport=transport,
+        workers=value["workers"],
+        waiting=value["waiting"],
+        in_flight_bytes=value["in_flight_mib"] * MIB,
+        drain_seconds=value["drain_seconds"],
+        control_mode=value["model_control_mode"],
+        load_models=value["load_model"],
+        poll_seconds=value["poll_seconds"],
+    )
+
+
+def _check(path: Path, option: Option, value: Any) -> None:
+    values = value if option.many else [value]
+    if option.many and not isinstance(value, list):
+        raise ConfigError(f"{path}: {option.name} is {value!r}, but it must be a list")
+    for one in values:
+        kinds = (int, float) if option.kind is float else (option.kind,)
+        if type(one) not in kinds:
+            raise ConfigError(f"{path}: {option.name} is {one!r}, but it must be of type {option.kind.__name__}")
+        if option.choices and one not in option.choices:
+            raise ConfigError(f"{path}: {option.name} is {one!r}, but it must be {', '.join(option.choices)}")
+        if (option.least is not None and one < option.least) or (option.most is not None and one > option.most):
+            most = "" if option.most is None else f" and at most {option.most:g}"
+            raise ConfigError(f"{path}: {option.name} is {one}, but it must be at least {option.least:g}{most}")
