@@ -164,6 +164,8 @@ def run(mix: Mix, model: onnx.ModelProto, path: Path) -> tuple[bool, tuple[str, 
         report = optimize(path, output, options=options, progress=lambda stage: None, verify=False)
         reasons = tuple(f"{miss.kind} {miss.op}: {miss.reason}" for miss in report.misses if miss.kind == "attention")
         fused = report.kinds.get("attention", 0) == 1
+        if report.faults:
+            return fused, reasons, f"left out as broken: {' '.join(report.faults[0].problem.split())[:300]}"
         for inputs in (None, *(feeds(mix, sizes, model) for sizes in mix.sizes)):
             verdict = verify(path, output) if inputs is None else verify(path, output, inputs=inputs)
             if not verdict.ok:

@@ -8,7 +8,9 @@ precision, the largest of the element's row, times NOISE_FACTOR: a result may be
 the original is, never further than that. The second covers rows where the original is right by luck: summing K
 products of random sign one after the other gives a standard error of u * sqrt(K / 2) of the result's root mean square,
 u being half the spacing of the numbers at 1; SUM_FACTOR * u * sqrt(K) is about six of these. NaN must meet NaN and
-infinity the same infinity.
+infinity the same infinity. Where an output is beyond its allowance, the original is run again on inputs that are moved
+by a rounding, and what these runs are off counts as its own error (`Truth.others`): a softmax of large scores turns the
+last bit of a score into many bits of a weight, and how many differs from row to row.
 
 Models in 16-bit floats are judged by double precision itself: kernels compute in float32 and round where they store, so
 that a result is nearer to the truth than a model that rounds after every node is. HALF_NOISE_FACTOR times that model's
@@ -104,13 +106,15 @@ class Truth:
     """One output of the original in double precision, of the output's shape.
 
     `rounded` is the same with every node's result rounded to its type, `unbounded` without the overflow of 16-bit
-    types; None where they are no different or not needed. `longest` is the longest reduction of the model.
+    types; None where they are no different or not needed. `longest` is the longest reduction of the model. `others` are
+    what the original gives for inputs that are a rounding off, where that was asked.
     """
 
     value: Array
     longest: int
     rounded: Array | None = None
     unbounded: Array | None = None
+    others: tuple[Array, ...] = ()
 
 
 def compare(name: str, expected: Array, actual: Array, *, truth: Truth | None) -> OutputError:
@@ -254,7 +258,7 @@ def _or_unbounded(judged: _Judged, expected: Array, other: Array, truth: Truth, 
     finite = np.isfinite(wide)
     rms = math.sqrt(float(np.mean(np.square(wide[finite])))) if finite.any() else 0.0
     rounded = None if truth.rounded is None else np.where(np.isfinite(truth.rounded), truth.rounded, unbounded)
-    exact = Truth(unbounded, truth.longest, rounded)
+    exact = Truth(unbounded, truth.longest, rounded, others=truth.others)
     second = _judge(wide, other, _allowance(wide, exact, unit=UNIT_ROUNDOFF[expected.dtype], rms=rms))
     better = judged.wrong & ~second.wrong
     return _Judged(
@@ -270,19 +274,19 @@ def _allowance(wide: Array, truth: Truth | None, *, unit: float, rms: float) -> 
         floor = UNKNOWN_FACTOR * SUM_FACTOR * unit * math.sqrt(UNKNOWN_LENGTH) * rms
         return np.full(wide.shape, floor)
     if truth.rounded is not None:
-        row = _row_noise(truth.rounded, truth.value)
+        row = _row_noise(truth.rounded, truth)
         floor = (
             HALF_FLOOR * unit * rms + SUM_FACTOR * UNIT_ROUNDOFF[np.dtype(np.float32)] * math.sqrt(truth.longest) * rms
         )
         typical = float(np.median(row)) if row.size else 0.0
         return np.broadcast_to(HALF_NOISE_FACTOR * np.maximum(row, typical) + floor, wide.shape)
     floor = SUM_FACTOR * unit * math.sqrt(truth.longest) * rms
-    return np.broadcast_to(NOISE_FACTOR * _row_noise(wide, truth.value) + floor, wide.shape)
+    return np.broadcast_to(NOISE_FACTOR * _row_noise(wide, truth) + floor, wide.shape)
 
 
-def _row_noise(value: Array, truth: Array) -> Array:
+def _row_noise(value: Array, truth: Truth) -> Array:
     """The largest error of each row, of the last axis."""
-    noise = _distance(value, truth)
+    noise = np.max([_distance(each.astype(np.float64), truth.value) for each in (value, *truth.others)], axis=0)
     return noise.max(axis=-1, keepdims=True, initial=0.0) if noise.ndim else noise
 
 

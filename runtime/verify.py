@@ -12,7 +12,7 @@ region, each against its own body on the same inputs, and their outputs by how f
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -45,6 +45,7 @@ from runtime.session import DOMAIN, load
 
 Array = npt.NDArray[Any]
 
+MOVES = 4  # samples of what a rounding of the inputs does
 NUDGE = 1e-6  # relative: a few roundings of float32
 LARGE_SCALE = 30.0  # of the scaled-up inputs: large against 1, far from the overflow of float16 after a projection
 QUANTIZING = frozenset(
@@ -159,9 +160,8 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
             unmeasured = unmeasured or reason
             found = [compare_signal(name, expected[name], actual[name], own=own.get(name)) for name in names]
         else:
-            truth, reason = reference.truth(case.feeds, expected)
+            found, reason = _judged(reference, case.feeds, expected, actual)
             unmeasured = unmeasured or reason
-            found = [compare(name, expected[name], actual[name], truth=truth.get(name)) for name in names]
         worst |= {output.name: _worse(worst.get(output.name), output) for output in found}
         wrong = next((output for output in found if output.fault), None)
         if wrong or accused:
@@ -229,13 +229,36 @@ def _judge_node(
     body = _body(model, node, values)
     original = _Original.of(body, body.SerializeToString(), Path())
     expected = dict(zip(names, original.run(names, feeds), strict=True))
-    truth, _ = original.truth(feeds, expected, plausible=not rounds)
-    judge = compare_region if rounds else compare
-    outputs = tuple(judge(name, expected[name], values[name], truth=truth.get(name)) for name in names)
+    outputs, _ = _judged(original, feeds, expected, values, rounds=rounds)
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = {name: value for name, value in feeds.items() if name not in weights}
     actual = {name: values[name] for name in names}
-    return RegionError(node.name, node.op_type, outputs, inputs=inputs, expected=expected, actual=actual)
+    return RegionError(node.name, node.op_type, tuple(outputs), inputs=inputs, expected=expected, actual=actual)
+
+
+def _judged(
+    original: "_Original",
+    feeds: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    *,
+    rounds: bool = False,
+) -> tuple[list[OutputError], str | None]:
+    """Every output of `expected` against `actual`, and why the original's error could not be measured, if so.
+
+    `rounds`: to levels, inside. Only where something looks wrong is it asked what a rounding of the inputs does.
+    """
+    judge = compare_region if rounds else compare
+    truth, reason = original.truth(feeds, expected, plausible=not rounds)
+    found = [judge(name, expected[name], actual[name], truth=truth.get(name)) for name in expected]
+    if not truth or not any(output.fault for output in found):
+        return found, reason
+    runs = [original.moved(feeds, list(expected), seed) for seed in range(MOVES)]
+    truth = {
+        name: replace(value, others=tuple(run[name] for run in runs if run[name].shape == value.value.shape))
+        for name, value in truth.items()
+    }
+    return [judge(name, expected[name], actual[name], truth=truth.get(name)) for name in expected], reason
 
 
 def _body(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> onnx.ModelProto:
@@ -399,6 +422,18 @@ class _Original:
                 return {}, f"onnx.reference and ONNX Runtime disagree on output {name!r} by more than rounding"
             found[name] = truth
         return found, None
+
+    def moved(self, feeds: Mapping[str, Array], names: Sequence[str], seed: int) -> dict[str, Array]:
+        """The outputs `names` on float inputs that are moved by up to one rounding, rounded like `Truth.rounded`."""
+        rng = np.random.default_rng(seed)
+        moved: dict[str, Array] = {}
+        for name, value in feeds.items():
+            unit = UNIT_ROUNDOFF.get(value.dtype)
+            factor = 1.0 if unit is None else 1 + 2 * unit * rng.uniform(-1, 1, value.shape)
+            moved[name] = value if unit is None else (value.astype(np.float64) * factor).astype(value.dtype)
+        if has_half(self.model):
+            return dict(evaluate(self.model, self.folder, moved, names, mode=Mode.ROUNDED).values)
+        return dict(zip(names, self.run(names, moved), strict=True))
 
     def drift(self, feeds: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple[dict[str, float], str | None]:
         """How far rounding alone moves each output of a model that quantises; without that, the reason.
