@@ -117,3 +117,14 @@ def test_a_model_that_quantises_may_drift_as_far_as_rounding_moves_the_original(
     one = expected.copy()
     one[2, 3] = np.nan
     assert compare_signal("y", expected, one, own=0.1).fault is not None
+
+
+def test_what_a_rounding_of_the_inputs_does_is_allowed_in_its_row_only() -> None:
+    expected = np.ones((2, 4), np.float32)  # right by luck, in a row that one rounding of the inputs moves by 1e-5
+    moved = expected + np.array([[0, 1e-5, 0, 0], [0, 0, 0, 0]], np.float32)
+    truth = Truth(np.ones((2, 4)), 4, others=(moved,))
+    near, far, other_row = expected.copy(), expected.copy(), expected.copy()
+    near[0, 2], far[0, 2], other_row[1, 2] = 1 + 3e-5, 1 + 3e-4, 1 + 3e-5
+    assert compare("y", expected, near, truth=truth).fault is None
+    assert compare("y", expected, far, truth=truth).fault
+    assert compare("y", expected, other_row, truth=truth).fault
