@@ -38,8 +38,9 @@ static size_t no_scratch(const int64_t* symbols) {
 
 #define ROW_KERNEL(id, op, inputs_of_it, types_of_it, statement)                                                  \
     static void id##_run(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch,    \
-                         int64_t begin, int64_t end) {                                                              \
+                         int64_t* copied, int64_t begin, int64_t end) {                                             \
         (void)scratch;                                                                                              \
+        (void)copied;                                                                                               \
         int64_t rows = symbols[0];                                                                                  \
         (void)rows;                                                                                                 \
         for (int64_t i = begin; i < end; i++) {                                                                     \
