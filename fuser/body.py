@@ -130,9 +130,12 @@ class _Body:
         """Panels → matrix → the tensor that the region's nodes read."""
         columns = packing.panels[0] * PANEL
         result = self.emit("Transpose", self.values[value], perm=[1, 0, 2])
+        if columns != packing.columns or packing.joined:
+            result = self.emit("Reshape", result, self.ints(packing.panels[1], columns))
         if columns != packing.columns:
-            result = self.emit("Reshape", result, self.ints(packing.rows, columns))
-            result = self._first_columns(result, packing.columns)
+            result = self._first(result, packing.columns, axis=1)
+        if packing.joined:
+            result = self._split_bits(result, packing)
         sizes = tuple(packing.digits)
         result = self.emit("Reshape", result, self.ints(*sizes))
         if packing.order != tuple(range(len(packing.order))):
@@ -141,10 +144,27 @@ class _Body:
             result = self.emit("Reshape", result, self.ints(*packing.shape))
         self.values[value] = result
 
-    def _first_columns(self, value: ir.Value, columns: int) -> ir.Value:
+    def _first(self, value: ir.Value, count: int, *, axis: int) -> ir.Value:
         if self.opset < 10:
-            return self.emit("Slice", value, starts=[0], ends=[columns], axes=[1])
-        return self.emit("Slice", value, self.ints(0), self.ints(columns), self.ints(1))
+            return self.emit("Slice", value, starts=[0], ends=[count], axes=[axis])
+        return self.emit("Slice", value, self.ints(0), self.ints(count), self.ints(axis))
+
+    def _split_bits(self, value: ir.Value, packing: Packing) -> ir.Value:
+        """Bytes [stored rows, columns] → the elements [rows, columns] that they hold."""
+        bits, each = packing.dtype.bits, 8 // packing.dtype.bits
+        levels = self.constant(np.array(1 << bits, np.int32))
+        rest, parts = self.emit("Cast", value, to=int(ir.DataType.INT32)), list[ir.Value]()
+        for _ in range(each):
+            parts.append(self.emit("Unsqueeze", self.emit("Mod", rest, levels), self.ints(1)))
+            rest = self.emit("Div", rest, levels)
+        result = self.emit("Concat", *parts, axis=1)
+        result = self.emit("Reshape", result, self.ints(packing.panels[1] * each, packing.columns))
+        if packing.panels[1] * each != packing.rows:
+            result = self._first(result, packing.rows, axis=0)
+        if packing.dtype.range[0] < 0:  # the upper half of the levels stands for negative numbers
+            half = self.constant(np.array(1 << (bits - 1), np.int32))
+            result = self.emit("Sub", self.emit("Mod", self.emit("Add", result, half), levels), half)
+        return self.emit("Cast", result, to=packing.dtype.row.onnx)
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 

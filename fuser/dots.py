@@ -24,10 +24,11 @@ from fuser.element import (
     shape_of,
     unflatten,
 )
-from fuser.quantized import level, packed_level, requantized
+from fuser.quantized import level, requantized
 from fuser.shapes import Shapes
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Var, cast, const
+from tilecore.contract.panel import packed_level
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 Operands = Callable[[Index, Expr], tuple[Index, Index]]

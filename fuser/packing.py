@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from fuser.region import Region
 from tilecore.contract import panel
+from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Const, Load, Var, loads
 from tilecore.contract.spec import View, extent_of, views_of
@@ -37,11 +38,22 @@ class Packing:
     columns: int
     digits: tuple[int, ...]
     order: tuple[int, ...]
+    dtype: DType
 
     @property
     def panels(self) -> tuple[int, int, int]:
         """Shape of the packed panels."""
-        return -(-self.columns // panel.PANEL), self.rows, panel.PANEL
+        return -(-self.columns // panel.PANEL), panel.stored_rows(self.rows, self.dtype.bits), panel.PANEL
+
+    @property
+    def joined(self) -> bool:
+        """Whether a byte of the panels holds several elements."""
+        return self.dtype.bits < 8
+
+    @property
+    def kind(self) -> ir.DataType:
+        """The element type of the panels."""
+        return ir.DataType.UINT8 if self.joined else ir.DataType(self.dtype.row.onnx)
 
     def matrix(self, tensor: np.ndarray) -> np.ndarray:
         """The kernel's matrix B[k, n] of the constant."""
@@ -53,9 +65,11 @@ class Packing:
         """The panels of a constant, computed whenever they are read."""
 
         def pack() -> ir.TensorProtocol:
-            return ir.Tensor(panel.pack(self.matrix(tensor.numpy())), dtype=tensor.dtype, name=name)
+            matrix = self.matrix(tensor.numpy())
+            whole = panel.join_bits(matrix, self.dtype.bits) if self.joined else matrix
+            return ir.Tensor(panel.pack(whole), dtype=self.kind, name=name)
 
-        return ir.LazyTensor(pack, dtype=tensor.dtype, shape=ir.Shape(self.panels), name=name)
+        return ir.LazyTensor(pack, dtype=self.kind, shape=ir.Shape(self.panels), name=name)
 
 
 def packing(region: Region, index: int) -> Packing:
@@ -68,7 +82,8 @@ def packing(region: Region, index: int) -> Packing:
     rows, columns = (_size(axis) for axis in view.axes[-2:])
     found = panel.rows_of(load, view)
     if found is not None:
-        return Packing(shape, found.count, columns, (found.count, columns), (1, 0) if found.by_column else (0, 1))
+        order = (1, 0) if found.by_column else (0, 1)
+        return Packing(shape, found.count, columns, (found.count, columns), order, load.dtype)
     if rows * columns != int(np.prod(shape, dtype=np.int64)):
         raise PackingError(
             f"{value.name!r} is {shape}; the matrix that is read of it is {rows}×{columns}, not all of it"
@@ -89,7 +104,7 @@ def packing(region: Region, index: int) -> Packing:
     _check_complete(value, ranked, rows, columns)
     position = {axis: place for place, (_, _, _, axis) in enumerate(ranked)}
     order = tuple(position[axis] for _, _, _, axis in sorted(digits, key=lambda digit: digit[3]))
-    return Packing(shape, rows, columns, tuple(extent for _, _, extent, _ in ranked), order)
+    return Packing(shape, rows, columns, tuple(extent for _, _, extent, _ in ranked), order, load.dtype)
 
 
 def _view_of(region: Region, index: int) -> tuple[View, Load]:

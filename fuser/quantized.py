@@ -8,14 +8,13 @@ expression of that form back, however it was spelled, so that a contraction can 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from fuser.element import ONE, ZERO, Element, Index, dtype_of
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, Var, apply, binary, cast, const, select, unary, variables
 
 BYTES = (DType.I8, DType.U8)
-INTEGERS = (*BYTES, DType.I16, DType.I32)
+NARROW = (DType.I4, DType.U4, DType.I2, DType.U2)  # several in a byte
+INTEGERS = (*NARROW, *BYTES, DType.I16, DType.I32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +32,10 @@ def level(value: Expr, zero: Expr | None) -> Expr:
     return wide if zero is None else wide - cast(zero, DType.I32)
 
 
-def packed_level(stored: Expr, position: Expr, bits: int) -> Expr:
-    """Level number `position` of those that lie packed in bytes, low bits first, given its byte; in 32 bits."""
-    wide = cast(stored, DType.I32)
-    if bits == 8:
-        return wide
-    levels, result = 1 << bits, binary("floordiv", wide, 1 << (8 - bits))
-    for place in reversed(range(8 // bits - 1)):
-        here = binary("mod", binary("floordiv", wide, 1 << (bits * place)) if place else wide, levels)
-        result = select(binary("eq", position % (8 // bits), const(place)), here, result)
-    return result
-
-
 def requantized(value: Expr, zero: Expr | None, dtype: DType) -> Expr:
     """saturate(round(value) + zero) as `dtype`, for an f32 `value`; NaN becomes the smallest."""
-    info = np.iinfo(dtype.row.numpy)
     shift = const(0, DType.I32) if zero is None else cast(zero, DType.I32)
-    low, high = (cast(const(int(end), DType.I32) - shift, DType.F32) for end in (info.min, info.max))
+    low, high = (cast(const(end, DType.I32) - shift, DType.F32) for end in dtype.range)
     rounded = unary("round", value)
     clamped = select(binary("gt", rounded, low), rounded, low)
     clamped = select(binary("lt", clamped, high), clamped, high)
@@ -186,7 +172,11 @@ def whole(value: Expr) -> Levels | None:
     found = bounds(value)
     if found is None or found[0] < -(1 << 15) or found[1] >= 1 << 15:
         return None
-    bare = value.args[0] if isinstance(value, Op) and value.name == "cast" and value.args[0].dtype in BYTES else value
+    bare = (
+        value.args[0]
+        if isinstance(value, Op) and value.name == "cast" and value.args[0].dtype in (*NARROW, *BYTES)
+        else value
+    )
     return Levels(cast(bare, DType.I16), max(-found[0], found[1]), None)
 
 
@@ -195,9 +185,8 @@ def bounds(expr: Expr) -> tuple[int, int] | None:
     match expr:
         case Const():
             found = (int(expr.value), int(expr.value))
-        case Load() if expr.dtype in (*BYTES, DType.I16):
-            info = np.iinfo(expr.dtype.row.numpy)
-            found = (int(info.min), int(info.max))
+        case Load() if expr.dtype in (*NARROW, *BYTES, DType.I16):
+            found = expr.dtype.range
         case Op(name="cast", args=(source,)) if source.dtype in INTEGERS:
             found = bounds(source)
         case Op(name="add", args=(left, right)):
@@ -211,8 +200,8 @@ def bounds(expr: Expr) -> tuple[int, int] | None:
             found = None if sides[0] is None or sides[1] is None else _hull(sides[0], sides[1])
         case _:
             return None
-    info = np.iinfo(expr.dtype.row.numpy)
-    return found if found is not None and info.min <= found[0] and found[1] <= info.max else None
+    low, high = expr.dtype.range
+    return found if found is not None and low <= found[0] and found[1] <= high else None
 
 
 def _sum(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:

@@ -148,7 +148,7 @@ class _Surgery:
         key = (place, packed)
         if key not in self.packed:
             name = f"{value.name}.panels{len(self.packed)}"
-            panels = ir.Value(name=name, shape=ir.Shape(packed.panels), type=ir.TensorType(tensor.dtype))
+            panels = ir.Value(name=name, shape=ir.Shape(packed.panels), type=ir.TensorType(packed.kind))
             panels.const_value = packed.packed(tensor, name)
             self.model.graph.register_initializer(panels)
             self.packed[key] = panels

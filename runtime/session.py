@@ -25,6 +25,8 @@ PROVIDER = "TileFuseExecutionProvider"
 LIBRARY_HASH = "tilefuse.library_sha256"  # metadata of a fused model, written by `optimize`
 PROVIDER_MINIMUM = (1, 24)
 REGISTRATION_KEY = "tilefuse_registration"  # as in plugin_ep.c
+# by default, ONNX Runtime rounds the other operand of what it makes of DequantizeLinear and MatMul to bytes
+EXACT_WEIGHTS = "session.qdq_matmulnbits_accuracy_level"
 RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"  # for get_provider_graph_assignment_info()
 
 _REGISTERING = threading.Lock()  # two threads that load the same library register it once
@@ -67,6 +69,7 @@ def load(
     if threads is not None:
         options.intra_op_num_threads = threads
     _check_hash(model, library, required=recorded)
+    options.add_session_config_entry(EXACT_WEIGHTS, "0")
     with _loadable(library) as file:
         _check_library(model, library, file)
         if not provider:

@@ -64,8 +64,8 @@ def compile_spec(
     code for.
     """
     check(spec)
-    _check_limits(spec)
     packed_spec, packed = pack_constants(scale_queries(canonical(spec)))
+    _check_limits(packed_spec)
     function, operands = kernel_for(packed_spec)
 
     target = profile.target if profile.target in targets else targets[0]
@@ -97,7 +97,8 @@ def _check_limits(spec: Spec) -> None:
             raise EmitError(f"a tensor of {len(tensor.shape)} dims: a kernel has room for {MAX_RANK}")
         if tensor.dtype not in ELEMENT:
             known = ", ".join(str(dtype) for dtype in ELEMENT)
-            raise EmitError(f"a {tensor.dtype} tensor: CPU kernels read and write only {known} yet")
+            advice = "; fewer bits are read as constant weights of contractions" if tensor.dtype.bits < 8 else ""
+            raise EmitError(f"a {tensor.dtype} tensor: CPU kernels read and write only {known} yet{advice}")
 
 
 def _emit(program: Program, signature: Signature, target: Target) -> str:

@@ -30,6 +30,10 @@ class DType(enum.Enum):
     I16 = DTypeRow("i16", 5, 2, np.dtype(np.int16), "int")
     I8 = DTypeRow("i8", 3, 1, np.dtype(np.int8), "int")
     U8 = DTypeRow("u8", 2, 1, np.dtype(np.uint8), "int")
+    I4 = DTypeRow("i4", 22, 1, np.dtype(ml_dtypes.int4), "int")  # below 8 bits: `bytes` are those of one alone
+    U4 = DTypeRow("u4", 21, 1, np.dtype(ml_dtypes.uint4), "int")
+    I2 = DTypeRow("i2", 26, 1, np.dtype(ml_dtypes.int2), "int")
+    U2 = DTypeRow("u2", 25, 1, np.dtype(ml_dtypes.uint2), "int")
     BOOL = DTypeRow("bool", 9, 1, np.dtype(np.bool_), "bool")
 
     @property
@@ -46,6 +50,17 @@ class DType(enum.Enum):
     def is_int(self) -> bool:
         """True for the integer types, bool excluded."""
         return self.value.kind == "int"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element among others: 4 or 2 where a byte holds several."""
+        return {DType.I4: 4, DType.U4: 4, DType.I2: 2, DType.U2: 2}.get(self, 8 * self.value.bytes)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The smallest and the largest number of an integer type."""
+        info = ml_dtypes.iinfo(self.value.numpy)
+        return int(info.min), int(info.max)
 
     def __str__(self) -> str:
         return self.value.label

@@ -1,15 +1,17 @@
 """The packed layout of a constant right-hand matrix B[k, n]: panels of `PANEL` columns, each contiguous in k.
 
 `packed[p, k, j] = B[k, p * PANEL + j]`, columns past n are zero. The width is the same for every instruction set, so
-that one packed weight serves every variant in a library.
+that one packed weight serves every variant in a library. Where elements have fewer than 8 bits, a byte of a panel holds
+those of consecutive rows, the first in the low bits.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, Load, Var, const, floordiv, nonnegative, variables
+from tilecore.contract.expr import Const, Expr, Load, Var, binary, cast, const, floordiv, nonnegative, select, variables
 from tilecore.contract.spec import Tensor, View
 
 PANEL = 16
@@ -60,6 +62,31 @@ def rows_of(load: Load, view: View) -> Rows | None:
 def _in_order(at: Expr, k: Var, depth: int) -> bool:
     walked = np.broadcast_to(Evaluator({}, {})(at, {k: np.arange(depth)}), (depth,))
     return depth > 0 and walked[0] == 0 and bool(np.isin(np.diff(walked), (0, 1)).all())
+
+
+def packed_level(stored: Expr, position: Expr, bits: int) -> Expr:
+    """Level number `position` of those that lie packed in bytes, low bits first, given its byte; in 32 bits."""
+    wide = cast(stored, DType.I32)
+    if bits == 8:
+        return wide
+    levels, result = 1 << bits, binary("floordiv", wide, 1 << (8 - bits))
+    for place in reversed(range(8 // bits - 1)):
+        here = binary("mod", binary("floordiv", wide, 1 << (bits * place)) if place else wide, levels)
+        result = select(binary("eq", position % (8 // bits), const(place)), here, result)
+    return result
+
+
+def stored_rows(count: int, bits: int) -> int:
+    """Rows of bytes that hold `count` rows of elements."""
+    return -(-count * bits // 8) if bits < 8 else count
+
+
+def join_bits(matrix: np.ndarray, bits: int) -> np.ndarray:
+    """Integers of `bits` bits [rows, columns] → bytes [stored rows, columns]; rows past the last are zero."""
+    each = 8 // bits
+    whole = np.zeros((stored_rows(len(matrix), bits) * each, matrix.shape[1]), np.uint8)
+    whole[: len(matrix)] = matrix.astype(np.int8).view(np.uint8) & ((1 << bits) - 1)
+    return sum((whole[place::each] << (bits * place) for place in range(1, each)), start=whole[::each])
 
 
 def pack(matrix: np.ndarray) -> np.ndarray:
