@@ -6,6 +6,7 @@ for the type, `optimize` has compared with it as well.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -53,7 +54,7 @@ WEIGHTS = (
 )
 
 
-def parts_of(weight: Weight, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, int]]:
+def parts_of(weight: Weight, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
     """Levels, scale, zero point (all [depth, columns] or fewer) and the operator's attributes."""
     info = ml_dtypes.iinfo(KINDS[weight.kind][1])
     shape = {"one": (), "column": (weight.columns,), "block": (-(-weight.depth // weight.block), weight.columns)}
@@ -61,7 +62,11 @@ def parts_of(weight: Weight, rng: np.random.Generator) -> tuple[np.ndarray, np.n
     levels = rng.integers(int(info.min), int(info.max) + 1, (weight.depth, weight.columns))
     zero = rng.integers(int(info.min), int(info.max) + 1, given) if weight.zeros else np.zeros(given, np.int64)
     last = 0 if weight.turned else 1
-    attributes = {"one": {}, "column": {"axis": last}, "block": {"axis": 1 - last, "block_size": weight.block}}
+    attributes: dict[str, dict[str, Any]] = {
+        "one": {},
+        "column": {"axis": last},
+        "block": {"axis": 1 - last, "block_size": weight.block},
+    }
     return levels, rng.uniform(0.01, 0.03, given).astype(np.float32), np.asarray(zero), attributes[weight.scales]
 
 
