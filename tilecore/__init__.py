@@ -1,1 +1,28 @@
-"""The tile compiler: a spec in, C text and a shared library out. Knows machines, and no ONNX."""
+"""The tile compiler: a spec, or a kernel in the tile language, in; C text, a library or a callable out.
+
+import tilecore
+import tilecore.language as T
+
+@tilecore.jit
+def double(A: T.Tensor((T.dynamic("n"),), "float32"), B: T.Tensor((T.dynamic("n"),), "float32")): ...
+"""
+
+from tilecore import layout
+from tilecore.contract.dtype import DType
+from tilecore.jitted import Jit, JitKernel, autotune, compile, jit
+from tilecore.scalars import ceildiv as cdiv
+
+__all__ = ["DType", "Jit", "JitKernel", "PassConfigKey", "autotune", "cdiv", "compile", "jit", "layout"]
+
+
+class _AnyName(type):
+    """Every attribute is its own name: options of GPU passes, which change nothing here."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+class PassConfigKey(metaclass=_AnyName):
+    """TileLang's names of pass options, accepted by `jit` and without effect on a CPU."""

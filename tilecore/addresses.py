@@ -62,7 +62,7 @@ class Addresses:
                 return None
             match node.source:
                 case Buffer() as buffer:
-                    return self.load(buffer, node.index)
+                    return self.load(buffer, _clamped(node.index, buffer.shape))
                 case View() as view:
                     inside = self.resolve(self.view_element(view, node.index))
                     return _guarded(inside, node.index, view.shape)
@@ -144,6 +144,15 @@ def conjunction(tests: list[Expr]) -> Expr | None:
     for test in tests:
         result = test if result is None else apply("and", result, test)
     return result
+
+
+def _clamped(index: tuple[Expr, ...], shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """`index` moved inside where it is not proved to be: a test around it drops what is read there then."""
+    safe: list[Expr] = []
+    for position, extent in zip(index, shape, strict=True):
+        low = position if nonnegative(position) else binary("max", position, const(0))
+        safe.append(low if nonnegative(extent - position - 1) else binary("min", low, extent - 1))
+    return tuple(safe)
 
 
 def _guarded(value: Expr, index: tuple[Expr, ...], shape: tuple[Expr, ...]) -> Expr:

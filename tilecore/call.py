@@ -4,7 +4,7 @@ Calls run on the calling thread; `time_call` runs a call on several, as hosts do
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from tilecore.compile import HEADERS, Kernel
 from tilecore.contract.spec import outputs_of
-from tilecore.link import link_kernels
+from tilecore.link import Linkable, link_kernels
 from tilecore.target import Target
 from tilecore.toolchain import Toolchain
 
@@ -64,6 +64,59 @@ _RUN = ctypes.CFUNCTYPE(
 
 
 @dataclass(frozen=True)
+class Native:
+    """A kernel's table in a loaded library, as Python functions."""
+
+    name: str
+    library: ctypes.CDLL
+    table: _Table
+
+    def bind(self, shapes: Sequence[tuple[int, ...]]) -> "ctypes.Array[ctypes.c_int64]":
+        """The symbols of a call with inputs of these shapes. KernelError when they do not fit."""
+        symbols = (ctypes.c_int64 * 32)()
+        dims = [(ctypes.c_int64 * max(1, len(shape)))(*shape) for shape in shapes]
+        rows = (_Sizes * max(1, len(dims)))(*(ctypes.cast(shape, _Sizes) for shape in dims))
+        ranks = (ctypes.c_int32 * max(1, len(shapes)))(*map(len, shapes))
+        error = ctypes.create_string_buffer(256)
+        if _BIND(self.table.bind)(rows, ranks, symbols, error, 256):
+            raise KernelError(f"{self.name}: {error.value.decode()}")
+        return symbols
+
+    def cell(self, name: str) -> ctypes.c_int32:
+        """A variable that the kernel's library exports."""
+        return ctypes.c_int32.in_dll(self.library, name)
+
+    def shape(self, symbols: "ctypes.Array[ctypes.c_int64]", output: int, rank: int) -> tuple[int, ...]:
+        """The dims of an output."""
+        dims = (ctypes.c_int64 * 8)()
+        _SHAPE(self.table.shape)(symbols, output, dims)
+        return tuple(dims[:rank])
+
+    def tasks(self, symbols: "ctypes.Array[ctypes.c_int64]") -> tuple[int, int]:
+        """(tasks, how many neighbours are cheapest in one run)."""
+        return _COUNT(self.table.tasks)(symbols), _COUNT(self.table.group)(symbols)
+
+    def worker(
+        self, symbols: "ctypes.Array[ctypes.c_int64]", inputs: Sequence[int | None], outputs: Sequence[int]
+    ) -> Callable[[int, int], None]:
+        """A function that runs tasks [begin, end) with scratch of its own: one per thread, for the tasks of one call.
+
+        `inputs` and `outputs` are addresses; None where nothing is read.
+        """
+        scratch = np.full(_COUNT(self.table.scratch)(symbols) + LINE, 0xFF, np.uint8)
+        base = scratch[-scratch.ctypes.data % LINE :].ctypes.data
+        read = (ctypes.c_void_p * max(1, len(inputs)))(*inputs)
+        written = (ctypes.c_void_p * max(1, len(outputs)))(*outputs)
+        copied = ctypes.c_int64(-1)
+        function = _RUN(self.table.run)
+
+        def run(begin: int, end: int, memory: np.ndarray = scratch) -> None:
+            function(symbols, read, written, base, copied, begin, end)
+
+        return run
+
+
+@dataclass(frozen=True)
 class Call:
     """One call's arguments; keeps the arrays that its pointers lead to."""
 
@@ -82,15 +135,14 @@ class CompiledKernel:
     """A kernel in memory: call it with one array per input of its (packed) spec, in order."""
 
     kernel: Kernel
-    library: ctypes.CDLL
-    table: _Table
+    native: Native
 
     def __call__(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         """The outputs, in order; each is filled with a poison first. KernelError when a shape does not fit."""
         call = self.prepare(*inputs)
         copied = ctypes.c_int64(-1)
         scratch = call.scratch.ctypes.data
-        _RUN(self.table.run)(call.symbols, call.inputs, call.outputs, scratch, copied, 0, call.tasks)
+        _RUN(self.native.table.run)(call.symbols, call.inputs, call.outputs, scratch, copied, 0, call.tasks)
         return call.results
 
     def prepare(self, *inputs: np.ndarray, threads: int = 1) -> "Call":
@@ -102,47 +154,34 @@ class CompiledKernel:
         for tensor, array in zip(tensors, arrays, strict=True):
             if array.dtype != tensor.dtype.row.numpy:
                 raise KernelError(f"{tensor.name} must be {tensor.dtype}, got {array.dtype}")
-        symbols = self._bind(arrays)
+        symbols = self.native.bind([array.shape for array in arrays])
         outputs = tuple(
-            _poisoned(self._shape(symbols, i), t.dtype.row.numpy) for i, t in enumerate(outputs_of(self.kernel.spec))
+            poisoned(self.native.shape(symbols, i, len(t.shape)), t.dtype.row.numpy)
+            for i, t in enumerate(outputs_of(self.kernel.spec))
         )
-        stride = -(-_COUNT(self.table.scratch)(symbols) // LINE) * LINE
+        table = self.native.table
+        stride = -(-_COUNT(table.scratch)(symbols) // LINE) * LINE
         whole = np.full(stride * threads + LINE, 0xFF, np.uint8)
         scratch = whole[-whole.ctypes.data % LINE :]
         pointers = (_pointers(arrays), _pointers(outputs))
-        return Call(symbols, *pointers, arrays, outputs, scratch, stride, _COUNT(self.table.tasks)(symbols))
+        return Call(symbols, *pointers, arrays, outputs, scratch, stride, _COUNT(table.tasks)(symbols))
 
     def time_call(self, call: "Call", *, threads: int, rounds: int) -> float:
         """Seconds of the best of `rounds` runs of a call that was prepared for as many threads.
 
         A run's seconds are the processor time of its busiest thread, which other processes disturb little.
         """
-        function = self.library.tile_time
+        function = self.native.library.tile_time
         function.restype = ctypes.c_double
         scratch, stride = ctypes.c_void_p(call.scratch.ctypes.data), ctypes.c_int64(call.stride)
         pointers = (call.symbols, call.inputs, call.outputs, scratch, stride)
-        seconds = function(ctypes.byref(self.table), *pointers, ctypes.c_int32(threads), ctypes.c_int32(rounds))
+        seconds = function(ctypes.byref(self.native.table), *pointers, ctypes.c_int32(threads), ctypes.c_int32(rounds))
         if seconds < 0:
             raise KernelError(f"{self.kernel.name}: cannot start {threads} threads")
         return float(seconds)
 
-    def _bind(self, arrays: list[np.ndarray]) -> "ctypes.Array[ctypes.c_int64]":
-        symbols = (ctypes.c_int64 * 32)()
-        shapes = [(ctypes.c_int64 * max(1, a.ndim))(*a.shape) for a in arrays]
-        rows = (_Sizes * max(1, len(arrays)))(*(ctypes.cast(shape, _Sizes) for shape in shapes))
-        ranks = (ctypes.c_int32 * max(1, len(arrays)))(*(a.ndim for a in arrays))
-        error = ctypes.create_string_buffer(256)
-        if _BIND(self.table.bind)(rows, ranks, symbols, error, 256):
-            raise KernelError(f"{self.kernel.name}: {error.value.decode()}")
-        return symbols
 
-    def _shape(self, symbols: "ctypes.Array[ctypes.c_int64]", output: int) -> tuple[int, ...]:
-        dims = (ctypes.c_int64 * 8)()
-        _SHAPE(self.table.shape)(symbols, output, dims)
-        return tuple(dims[: len(outputs_of(self.kernel.spec)[output].shape)])
-
-
-def _poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An output that shows what was not written: NaN, or the bit pattern of -1."""
     size = int(np.prod(shape)) * dtype.itemsize
     return np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape)
@@ -160,7 +199,16 @@ def load_kernel(kernel: Kernel, target: Target, toolchain: Toolchain) -> Compile
 def load_kernels(kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> list[CompiledKernel]:
     """Build kernels of distinct names as one library and load it, in their order."""
     timer = toolchain.object((HEADERS / "tile_time.c").read_text(), ("-pthread",), [HEADERS])
-    path: Path = link_kernels(kernels, [target], toolchain, host=[timer])
+    natives = _natives(kernels, link_kernels(kernels, [target], toolchain, host=[timer]))
+    return [CompiledKernel(kernel, native) for kernel, native in zip(kernels, natives, strict=True)]
+
+
+def load_native(kernel: Linkable, target: Target, toolchain: Toolchain) -> Native:
+    """The table of a kernel with C text for `target`, in this process. BuildError when the compiler refuses it."""
+    return _natives([kernel], link_kernels([kernel], [target], toolchain))[0]
+
+
+def _natives(kernels: Sequence[Linkable], path: Path) -> list[Native]:
     library = ctypes.CDLL(str(path))
     variant = _Library.in_dll(library, "tile_generated_library").variants[0]
-    return [CompiledKernel(kernel, library, variant.kernels[i].contents) for i, kernel in enumerate(kernels)]
+    return [Native(kernel.name, library, variant.kernels[i].contents) for i, kernel in enumerate(kernels)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tilecore.contract.expr import Const, const
 from tilecore.graph import buffers_of
-from tilecore.ir import Buffer, Fill, For, Gemm, If, Program, Stmt, statements
+from tilecore.ir import Buffer, Fill, For, Gemm, Program, Stmt, statements
 
 
 def start_from_products(program: Program) -> Program:
@@ -29,8 +29,7 @@ def _first_user(body: tuple[Stmt, ...], start: int, buffer: Buffer) -> int | Non
 
 
 def _uses(stmt: Stmt, buffer: Buffer) -> bool:
-    single = (inner for inner in statements((stmt,)) if not isinstance(inner, For | If))
-    return any(buffer in group for inner in single for group in buffers_of(inner))
+    return any(buffer in group for inner in statements((stmt,)) for group in buffers_of(inner))
 
 
 def _cleared(stmt: Stmt, buffer: Buffer) -> Stmt | None:

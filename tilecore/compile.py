@@ -12,12 +12,13 @@ from pathlib import Path
 
 from tilecore.canonical import canonical
 from tilecore.clears import start_from_products
-from tilecore.contract.spec import Spec, check, outputs_of
+from tilecore.contract.spec import Spec, Tensor, check, outputs_of
 from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
 from tilecore.emit_c import emit_c
 from tilecore.emit_expr import ELEMENT, EmitError
 from tilecore.emit_host import Signature, symbol_order
+from tilecore.expand import expand_products, expand_reductions, pack_operands, widen_operands
 from tilecore.infer import Plan, describe_plan, infer
 from tilecore.ir import Program
 from tilecore.library import kernel_for
@@ -35,8 +36,12 @@ HEADERS = Path(__file__).parent / "csrc"
 PLACEHOLDER = "KERNEL_NAME"
 MAX_SYMBOLS, MAX_RANK = 32, 8  # TILE_MAX_SYMBOLS and TILE_MAX_RANK
 PASSES: tuple[Callable[[Program], Program], ...] = (
-    expand_buffer_copies,  # first: later stages know elementwise statements, not copies between buffers
+    expand_reductions,  # before copies: what it makes of 16-bit floats is elementwise already
+    expand_products,  # before operands are widened, as it needs none widened
+    expand_buffer_copies,  # later stages know elementwise statements, not copies between buffers
     start_from_products,  # needs single-trip loops as the kernel wrote them
+    widen_operands,
+    pack_operands,  # last: the copies that it makes fill panels and must stay copies
 )
 Dump = Callable[[str, str], None]  # (stage, text)
 
@@ -92,7 +97,12 @@ def _check_limits(spec: Spec) -> None:
     symbols = symbol_order(spec.inputs)
     if len(symbols) > MAX_SYMBOLS:
         raise EmitError(f"{len(symbols)} symbolic dims: a kernel has room for {MAX_SYMBOLS}")
-    for tensor in (*spec.inputs, *outputs_of(spec)):
+    check_limits((*spec.inputs, *outputs_of(spec)))
+
+
+def check_limits(tensors: tuple[Tensor, ...]) -> None:
+    """Refuse tensors that the backend or the kernel ABI has no room for."""
+    for tensor in tensors:
         if len(tensor.shape) > MAX_RANK:
             raise EmitError(f"a tensor of {len(tensor.shape)} dims: a kernel has room for {MAX_RANK}")
         if tensor.dtype not in ELEMENT:
@@ -102,10 +112,11 @@ def _check_limits(spec: Spec) -> None:
 
 
 def _emit(program: Program, signature: Signature, target: Target) -> str:
-    return emit_c(lower(_plan(program, target)), signature, target)
+    return emit_c(lower(plan_of(program, target)), signature, target)
 
 
-def _plan(program: Program, target: Target) -> Plan:
+def plan_of(program: Program, target: Target) -> Plan:
+    """What inference decides for `program` after every pass."""
     for rewrite in PASSES:
         program = rewrite(program)
         verify(program)
@@ -115,7 +126,7 @@ def _plan(program: Program, target: Target) -> Plan:
 def _dump_stages(kernel: Kernel, program: Program, targets: tuple[Target, ...], dump: Dump) -> None:
     dump(f"30_program_{kernel.name}.txt", print_program(program))
     for target in targets:
-        dump(f"40_plan_{kernel.name}_{target.name}.txt", describe_plan(_plan(program, target)))
+        dump(f"40_plan_{kernel.name}_{target.name}.txt", describe_plan(plan_of(program, target)))
     dump(f"50_config_{kernel.name}.txt", f"{dict(kernel.config)}\n{kernel.why}\n")
     for target, text in kernel.sources.items():
         dump(f"70_kernel_{kernel.name}_{target}.c", text)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tilecore.contract.expr import Load, Var, cast
-from tilecore.ir import Buffer, Copy, For, If, Parallel, Program, Stmt, Store
+from tilecore.ir import Buffer, Copy, For, If, Parallel, Program, Stmt, Store, While, with_bodies
 
 
 def expand_buffer_copies(program: Program) -> Program:
@@ -17,10 +17,8 @@ def _body(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
 
 def _statement(stmt: Stmt) -> Stmt:
     match stmt:
-        case For():
-            return replace(stmt, body=_body(stmt.body))
-        case If():
-            return replace(stmt, then=_body(stmt.then), otherwise=_body(stmt.otherwise))
+        case For() | While() | If():
+            return with_bodies(stmt, _body)
         case Copy():
             source, target = stmt.src.source, stmt.dst.source
             whole = isinstance(source, Buffer) and isinstance(target, Buffer) and source.shape == target.shape

@@ -19,6 +19,7 @@ from tilecore.emit_expr import (
     Expressions,
     Lanes,
     Scope,
+    held,
     instruction_count,
     memory_name,
     unrounded,
@@ -28,6 +29,7 @@ from tilecore.emit_product import kind_of, product_text
 from tilecore.graph import split_affine
 from tilecore.loops import (
     Branch,
+    Check,
     Fold,
     Let,
     Loop,
@@ -39,6 +41,8 @@ from tilecore.loops import (
     Operand,
     PackTransposed,
     Put,
+    Repeat,
+    Say,
     VectorLoop,
     loop_statements,
 )
@@ -49,6 +53,11 @@ NEUTRAL = {"sum": "0.0f", "prod": "1.0f", "max": "-INFINITY", "fmax": "-INFINITY
 JOIN = {
     "sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max_{2}({0}, {1})", "fmax": "fmax_{2}({0}, {1})",
     "min": "min_{2}({0}, {1})",
+}  # fmt: skip
+FAILED = "tile_failed_assertion"  # the number of an assertion that did not hold, from 1; kernels with T.assert_ only
+PRINTED = {
+    DType.F32: ("%g", "double"), DType.F64: ("%g", "double"), DType.I32: ("%d", "int"),
+    DType.I64: ("%lld", "long long"), DType.BOOL: ("%d", "int"),
 }  # fmt: skip
 SHORT_BODY = 8  # operations: below this, a reduction waits for its own latency unless several run at once
 
@@ -62,13 +71,15 @@ def emit_c(program: LoopProgram, signature: Signature, target: Target) -> str:
     """The translation unit of one kernel."""
     names = {symbol: f"n{i}" for i, symbol in enumerate(symbol_order(signature.inputs))}
     printer = _Kernel(program, names, target)
+    run = printer.run_function(signature)
     parts = [
         f"/* {signature.name}: {program.name} for {target.name} */",
         '#include "tile_kernel.h"',
         '#include "tile_cpu.h"',
         '#include "tile_host.h"',
+        *([f'__attribute__((visibility("default"))) int32_t {FAILED};'] if printer.checks else []),
         *_products(program, target),
-        printer.run_function(signature),
+        run,
         *descriptor(program, signature, names, target),
     ]
     return "\n".join(parts) + "\n"
@@ -84,6 +95,7 @@ class _Kernel(Expressions):
 
     def __init__(self, program: LoopProgram, symbols: dict[str, str], target: Target) -> None:
         super().__init__(symbols)
+        self.checks: list[Check] = []
         self.program = program
         self.target = target
 
@@ -183,6 +195,14 @@ class _Kernel(Expressions):
                 if stmt.otherwise:
                     self.nested("else", stmt.otherwise, {})
                 self.forget(_written((stmt,)))
+            case Repeat():
+                self._repeat(stmt)
+            case Say():
+                self._say(stmt)
+            case Check():
+                self.checks.append(stmt)
+                failed = f"__atomic_store_n(&{FAILED}, {len(self.checks)}, __ATOMIC_RELAXED);"
+                self.line(f"if (!({self.scalar(stmt.condition)})) {failed}{_where(stmt.span)}")
             case Put():
                 self._put(stmt)
             case VectorLoop():
@@ -201,8 +221,31 @@ class _Kernel(Expressions):
             case Fold():
                 raise ValueError("a Fold stands inside a vector loop")
 
+    def _repeat(self, loop: Repeat) -> None:
+        """The condition is computed anew in every turn, inside the loop."""
+        self.forget(_written(loop.body))
+        self.scopes.append(Scope())
+        self.line(f"if (!({self.scalar(loop.condition)})) break;{_where(loop.span)}")
+        self.block(loop.body)
+        lines = self.scopes.pop().lines
+        self.line("for (;;) {")
+        self.scopes[-1].lines.extend(_indent(lines))
+        self.line("}")
+        self.forget(_written(loop.body))
+
+    def _say(self, say: Say) -> None:
+        formats = [say.message.replace("%", "%%"), *(PRINTED[held(value.dtype)][0] for value in say.values)]
+        text = " ".join(part for part in formats if part).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        values = [f", ({PRINTED[held(value.dtype)][1]}){self.scalar(value)}" for value in say.values]
+        self.line(f'printf("{text}\\n"{"".join(values)});{_where(say.span)}')
+
     def _put(self, put: Put) -> None:
         value = self.scalar(put.value)
+        if put.update:
+            guard = "" if put.guard is None else f"if ({self.scalar(put.guard)}) "
+            address = f"{memory_name(put.memory)} + {self.scalar(put.offset)}"
+            self.line(f"{guard}atomic_{put.update}_{put.memory.dtype}({address}, {value});{_where(put.span)}")
+            return
         stored = f"bits_{put.memory.dtype}_s({value})" if put.memory.dtype in HALF else value
         text = f"{memory_name(put.memory)}[{self.scalar(put.offset)}] = {stored};"
         if put.guard is not None:
@@ -315,7 +358,10 @@ class _Kernel(Expressions):
             masks.append(lanes.tail)
         mask = " & ".join(masks)
         memory = memory_name(put.memory)
-        if rest is not None and step == const(1):
+        if put.update:
+            at = self.vector(put.offset, lanes) if lanes.varies(put.offset) else f"splat_i64({self.scalar(put.offset)})"
+            text = f"atomic_{put.update}_lanes_{element}({memory}, {at}, {mask or 'splat_bool(1)'}, {value});"
+        elif rest is not None and step == const(1):
             address = f"{memory} + {self._sum(rest, lanes)}"
             text = (
                 f"store_masked_{element}({address}, {mask}, {value});"
@@ -347,7 +393,12 @@ def _written(body: tuple[LoopStmt, ...]) -> set[Memory]:
 def _scratch_only(loop: VectorLoop) -> bool:
     """Whether every memory that the loop walks along is scratch, which is padded to whole vectors."""
     puts = [part for part in loop.body if isinstance(part, Put)]
-    walked = {load.source for part in loop.body for load in loads(part.value) if loop.var in variables(load)}
+    if any(part.guard is not None or part.update for part in puts):
+        return False
+    walking = [load for part in loop.body for load in loads(part.value) if loop.var in variables(load)]
+    if any(split_affine(load.index[0], loop.var)[0] != const(1) for load in walking):
+        return False  # what is read for a point past the end may lie anywhere
+    walked = {load.source for load in walking}
     return all(m.kind == "scratch" for m in (*walked, *(put.memory for put in puts)) if isinstance(m, Memory))
 
 

@@ -22,8 +22,10 @@ SCALAR = {DType.F64: "double", DType.I64: "int64_t", **dict.fromkeys((DType.F32,
 VECTOR = {DType.F64: "f64v", DType.I64: "i64v", **dict.fromkeys((DType.F32, *HALF), "f32v"),
           **dict.fromkeys((DType.I32, DType.BOOL, *NARROW), "i32v")}  # fmt: skip
 ELEMENT = {**SCALAR, DType.BOOL: "uint8_t", **NARROW, **HALF}
-WRAPPING = {"add", "sub", "mul", "neg", "abs", "pow", "floordiv"}  # may leave the range of a narrow integer
+# Operations that may leave the range of a narrow integer
+WRAPPING = frozenset(("add", "sub", "mul", "neg", "abs", "pow", "floordiv", "shl", "bitnot"))
 CHOOSING = {"select", "min", "max", "neg", "abs", "sign", "floor", "ceil", "round"}  # give what 16-bit floats can hold
+BITS = {"bitand": "&", "bitor": "|", "bitxor": "^"}
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 LIBM = {"sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "log", "log2", "tanh", "erf", "pow"}
 POLYNOMIAL = 15  # instructions of exp, tanh, erf and the like
@@ -169,6 +171,16 @@ class Expressions:
             return f"{args[0]} != {args[0]}"
         if name == "isinf":
             return f"isinf({args[0]}) != 0"
+        if name in BITS:
+            return f"{args[0]} {BITS[name]} {args[1]}"
+        if name == "bitnot":
+            return f"~{args[0]}"
+        if name in ("shl", "shr"):
+            count = f"({args[1]} & {8 * op.dtype.row.bytes - 1})"
+            kind = SCALAR[op.dtype]
+            return f"{args[0]} >> {count}" if name == "shr" else f"({kind})((u{kind}){args[0]} << {count})"
+        if name == "reinterpret":
+            return f"{as_bits(op.args[0].dtype, op.dtype)}_s({args[0]})"
         if name == "cast":
             if op.dtype is DType.BOOL:
                 return f"{args[0]} != 0"
@@ -285,6 +297,14 @@ class Expressions:
         if name == "isinf":
             test = f"(abs_{source}({args[0]}) == INFINITY)"
             return f"narrow_mask{test}" if source is DType.F64 else test
+        if name in BITS:
+            return f"{args[0]} {BITS[name]} {args[1]}"
+        if name == "bitnot":
+            return f"~{args[0]}"
+        if name in ("shl", "shr"):
+            return f"{args[0]} {'<<' if name == 'shl' else '>>'} ({args[1]} & {8 * op.dtype.row.bytes - 1})"
+        if name == "reinterpret":
+            return f"{as_bits(op.args[0].dtype, op.dtype)}({args[0]})"
         if name == "select":
             return f"select_{held(op.dtype)}({', '.join(args)})"
         if name == "cast":
@@ -317,6 +337,11 @@ def _power_of_two(op: Op, value: str) -> str | None:
         return None
     exponent = int(divisor.value).bit_length() - 1
     return f"({value} >> {exponent})" if op.name == "floordiv" else f"({value} & {(1 << exponent) - 1})"
+
+
+def as_bits(source: DType, target: DType) -> str:
+    """The verb that takes the bits of one type as another's."""
+    return f"bits_{source}_as_{target}"
 
 
 def held(dtype: DType) -> DType:

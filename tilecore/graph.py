@@ -10,7 +10,25 @@ from dataclasses import dataclass
 
 from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, polynomial
 from tilecore.contract.spec import Place, View
-from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, Tile
+from tilecore.ir import (
+    Assert,
+    Buffer,
+    Copy,
+    CumSum,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Parallel,
+    Print,
+    Program,
+    Reduce,
+    Stmt,
+    Store,
+    Tile,
+    While,
+    expressions,
+)
 
 Axis = tuple[str, int] | Var  # (buffer name, axis), or a Parallel variable
 
@@ -70,42 +88,48 @@ def build_graph(program: Program) -> TileGraph:
 
 def _nodes(body: tuple[Stmt, ...], around: tuple[For, ...]) -> Iterator[Node]:
     for stmt in body:
+        reads, writes = buffers_of(stmt)
         match stmt:
-            case For():
-                yield from _nodes(stmt.body, (*around, stmt))
-            case If():
-                yield from _nodes(stmt.then, around)
-                yield from _nodes(stmt.otherwise, around)
+            case For() | While() | If():
+                if reads:  # by its bounds or its condition
+                    yield Node(stmt, reads, (), around)
+                inner = (*around, stmt) if isinstance(stmt, For) else around
+                for part in (stmt.then, stmt.otherwise) if isinstance(stmt, If) else (stmt.body,):
+                    yield from _nodes(part, inner)
             case _:
-                reads, writes = buffers_of(stmt)
                 yield Node(stmt, reads, writes, around)
 
 
 def buffers_of(stmt: Stmt) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
-    """Buffers that a single operation reads and writes."""
+    """Buffers that a statement, its bodies apart, reads and writes."""
+    loaded = tuple(dict.fromkeys(b for expr in expressions(stmt) for b in _loaded(expr)))
     match stmt:
         case Copy():
             reads = [stmt.src.source] if isinstance(stmt.src.source, Buffer) else []
             writes = [stmt.dst.source] if isinstance(stmt.dst.source, Buffer) else []
-            return tuple(reads), tuple(writes)
+            return (*reads, *loaded), tuple(writes)
         case Fill():
-            return (), (stmt.dst,)
+            return loaded, (stmt.dst,)
         case Gemm():
             return (stmt.a, stmt.b) + (() if stmt.clear else (stmt.c,)), (stmt.c,)
         case Reduce():
             return (stmt.src,) + (() if stmt.clear else (stmt.dst,)), (stmt.dst,)
+        case CumSum():
+            return (stmt.src,), (stmt.dst,)
         case Store():
-            return _loaded(stmt), (stmt.target,) if isinstance(stmt.target, Buffer) else ()
+            return loaded, (stmt.target,) if isinstance(stmt.target, Buffer) else ()
         case Parallel():
-            reads = tuple(dict.fromkeys(b for store in stmt.body for b in _loaded(store)))
-            return reads, tuple(dict.fromkeys(s.target for s in stmt.body if isinstance(s.target, Buffer)))
-        case For() | If():
-            raise ValueError("buffers_of takes a single operation")
+            found = [*loaded, *(b for store in stmt.body for expr in expressions(store) for b in _loaded(expr))]
+            written = dict.fromkeys(s.target for s in stmt.body if isinstance(s.target, Buffer))
+            return tuple(dict.fromkeys(found)), tuple(written)
+        case Print() if isinstance(stmt.values, Buffer):
+            return (stmt.values,), ()
+        case For() | While() | If() | Print() | Assert():
+            return loaded, ()
 
 
-def _loaded(store: Store) -> tuple[Buffer, ...]:
-    found = [load.source for expr in (store.value, *store.index) for load in loads(expr)]
-    return tuple(dict.fromkeys(source for source in found if isinstance(source, Buffer)))
+def _loaded(expr: Expr) -> Iterator[Buffer]:
+    return (load.source for load in loads(expr) if isinstance(load.source, Buffer))
 
 
 BufferAxis = tuple[str, int]
@@ -138,7 +162,10 @@ def _shared_axes(stmt: Stmt) -> Iterator[tuple[Axis, Axis]]:
             yield depth_axes(stmt)
         case Reduce():
             kept = [i for i in range(len(stmt.src.shape)) if i != stmt.axis]
-            yield from (((stmt.src.name, i), (stmt.dst.name, j)) for j, i in enumerate(kept))
+            skip = len(stmt.dst.shape) == len(stmt.src.shape)  # the reduced axis is kept, with an extent of 1
+            yield from (((stmt.src.name, i), (stmt.dst.name, i if skip else j)) for j, i in enumerate(kept))
+        case CumSum():
+            yield from (((stmt.src.name, i), (stmt.dst.name, i)) for i in range(len(stmt.src.shape)))
         case Copy(src=Tile(source=Buffer() as a), dst=Tile(source=Buffer() as b)):
             yield from (((a.name, i), (b.name, j)) for i, j in tile_axes(stmt.src, stmt.dst))
         case Parallel():
@@ -154,9 +181,10 @@ def _shared_axes(stmt: Stmt) -> Iterator[tuple[Axis, Axis]]:
 def _buffer_accesses(store: Store) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
     if isinstance(store.target, Buffer):
         yield store.target, store.index
-    for load in loads(store.value):
-        if isinstance(load.source, Buffer):
-            yield load.source, load.index
+    for expr in expressions(store):
+        for load in loads(expr):
+            if isinstance(load.source, Buffer):
+                yield load.source, load.index
 
 
 def _bounds(stmt: Stmt) -> Iterator[Bound]:
@@ -181,7 +209,8 @@ def _element_bounds(stmt: Parallel, store: Store) -> Iterator[Bound]:
     accesses: list[tuple[View | Place, tuple[Expr, ...]]] = []
     if isinstance(store.target, Place):
         accesses.append((store.target, store.index))
-    accesses.extend((load.source, load.index) for load in loads(store.value) if isinstance(load.source, View))
+    values = (load for expr in expressions(store) for load in loads(expr))
+    accesses.extend((load.source, load.index) for load in values if isinstance(load.source, View))
     for source, index in accesses:
         for extent, position in zip(source.shape, index, strict=True):
             for var in stmt.axes:

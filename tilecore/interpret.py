@@ -12,17 +12,42 @@ from typing import Any
 import numpy as np
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.evaluate import NEUTRAL, REDUCE, Evaluator
+from tilecore.contract.evaluate import REDUCE, Evaluator
 from tilecore.contract.expr import Expr, Sym, Var
 from tilecore.contract.spec import Place, View
-from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, Tile
+from tilecore.expand import neutral
+from tilecore.ir import (
+    Assert,
+    Buffer,
+    Copy,
+    CumSum,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Parallel,
+    Print,
+    Program,
+    Reduce,
+    Stmt,
+    Store,
+    Tile,
+    While,
+    updated_tensors,
+)
 
 Env = Mapping[Var, Any]
-JOIN: dict[str, Any] = {"sum": np.add, "max": np.maximum, "fmax": np.maximum, "min": np.minimum, "prod": np.multiply}
+JOIN: dict[str, Any] = {
+    "sum": np.add, "max": np.maximum, "fmax": np.maximum, "min": np.minimum, "prod": np.multiply,
+    "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
+}  # fmt: skip
+UPDATE: dict[str, Any] = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def interpret(program: Program, arrays: Mapping[str, Any], *, wide: bool = True) -> dict[str, np.ndarray]:
     """Every output of `program`, by name, for the inputs `arrays`. `wide` computes every float type in float64.
+
+    An output that the program updates starts from `arrays`, or from 0.
 
     ValueError for a program that still has tunables, a missing input, or inputs whose shapes do not agree.
     """
@@ -31,9 +56,13 @@ def interpret(program: Program, arrays: Mapping[str, Any], *, wide: bool = True)
     symbols = _bind(program, arrays)
     shapes = Evaluator({}, symbols)
     outputs = {}
+    updated = updated_tensors(program)
     for tensor in program.outputs:
         shape = tuple(int(shapes(dim)) for dim in tensor.shape)
-        outputs[tensor.name] = _poisoned(shape, tensor.dtype, Evaluator({}, symbols, wide=wide))
+        fresh = _poisoned(shape, tensor.dtype, Evaluator({}, symbols, wide=wide))
+        if tensor in updated:
+            fresh = np.array(arrays.get(tensor.name, np.zeros(shape)), fresh.dtype)
+        outputs[tensor.name] = fresh
     sizes = [int(shapes(axis.extent)) for axis in program.grid if axis.extent is not None]
     for point in np.ndindex(*sizes):
         tiles: dict[str, Any] = {}
@@ -95,6 +124,8 @@ class _Task:
                 self._gemm(stmt)
             case Reduce():
                 self._reduce(stmt)
+            case CumSum():
+                self._cumsum(stmt)
             case Store():
                 self._store(stmt, env, ())
             case Parallel():
@@ -105,6 +136,18 @@ class _Task:
             case For():
                 for value in range(self._number(stmt.start, env), self._number(stmt.var.extent, env)):
                     self.block(stmt.body, {**env, stmt.var: np.int64(value)})
+            case While():
+                while bool(self.run(stmt.condition, env)):
+                    self.block(stmt.body, env)
+            case Print():
+                if isinstance(stmt.values, Buffer):
+                    found = [self.tiles[stmt.values.name]]
+                else:
+                    found = [self.run(value, env) for value in stmt.values]
+                print(stmt.message, *found)
+            case Assert():
+                if not bool(self.run(stmt.condition, env)):
+                    raise AssertionError(stmt.span.render(stmt.message) if stmt.span else stmt.message)
             case If():
                 self.block(stmt.then if bool(self.run(stmt.condition, env)) else stmt.otherwise, env)
 
@@ -138,17 +181,30 @@ class _Task:
 
     def _reduce(self, stmt: Reduce) -> None:
         src, dst = self.tiles[stmt.src.name], self.tiles[stmt.dst.name]
-        if src.shape[stmt.axis]:
+        if not src.shape[stmt.axis]:
+            value = np.full(dst.shape, neutral(stmt.kind, stmt.src.dtype))
+        elif stmt.kind in REDUCE:
             value = REDUCE[stmt.kind](src, axis=stmt.axis).reshape(dst.shape)
         else:
-            value = np.full(dst.shape, NEUTRAL[stmt.kind])
+            value = JOIN[stmt.kind].reduce(src, axis=stmt.axis).reshape(dst.shape)
         dst[...] = value if stmt.clear else JOIN[stmt.kind](dst, value)
+
+    def _cumsum(self, stmt: CumSum) -> None:
+        way = slice(None, None, -1) if stmt.reverse else slice(None)
+        values = np.moveaxis(self.tiles[stmt.src.name], stmt.axis, -1)[..., way]
+        sums = np.cumsum(values, axis=-1, dtype=values.dtype)[..., way]
+        self.tiles[stmt.dst.name][...] = np.moveaxis(sums, -1, stmt.axis)
 
     def _store(self, stmt: Store, env: Env, sizes: tuple[int, ...]) -> None:
         index = [np.broadcast_to(self.run(entry, env), sizes) for entry in stmt.index]
-        self._write(stmt.target, index, np.broadcast_to(self.run(stmt.value, env), sizes))
+        value = np.broadcast_to(self.run(stmt.value, env), sizes)
+        if stmt.guard is None:
+            self._write(stmt.target, index, value, update=stmt.update)
+            return
+        here = np.broadcast_to(self.run(stmt.guard, env), sizes)
+        self._write(stmt.target, [entry[here] for entry in index], value[here], update=stmt.update)
 
-    def _write(self, target: Buffer | View | Place, index: list[Any], value: Any) -> None:
+    def _write(self, target: Buffer | View | Place, index: list[Any], value: Any, *, update: str = "") -> None:
         """Element writes; those outside the logical extents of a place are dropped."""
         if isinstance(target, Place):
             keep = np.ones(np.shape(value), bool)
@@ -159,7 +215,10 @@ class _Task:
             }
             where = tuple(np.broadcast_to(self.run(entry, axes), (int(keep.sum()),)) for entry in target.index)
             array = self.outputs[target.name]
-            array[where] = value[keep].astype(array.dtype)
+            if update:
+                UPDATE[update].at(array, where, value[keep].astype(array.dtype))
+            else:
+                array[where] = value[keep].astype(array.dtype)
         else:
             array = self.tiles[target.name]
             array[tuple(index)] = np.asarray(value).astype(array.dtype)

@@ -11,8 +11,8 @@ Tile extents may be symbols listed in `Program.tunables` (from `T.auto`): infere
 the kernel is then traced once more with numbers in their place, and only such programs are lowered.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Sym, Var
@@ -75,7 +75,8 @@ class Gemm:
 class Reduce:
     """`dst` = `kind` of `src` over `axis`; joined with the old `dst` unless `clear`.
 
-    Kinds are "sum", "prod", "min" and "max", which give NaN where any element is, and "fmax", a maximum of the numbers.
+    Kinds are "sum", "prod", "min" and "max", which give NaN where any element is, "fmax", a maximum of the numbers, and
+    for integers "bitand", "bitor" and "bitxor".
     """
 
     kind: str
@@ -87,13 +88,30 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class CumSum:
+    """`dst` = the running sums of `src` along `axis`, from its end with `reverse`; `dst` may be `src`."""
+
+    src: Buffer
+    dst: Buffer
+    axis: int
+    reverse: bool = False
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
-    """`target[index]` = `value`; only inside `Parallel`, or at statement level for a single element."""
+    """`target[index]` = `value` where `guard` (if any) holds; inside `Parallel`, or at statement level for one element.
+
+    `update` "add", "max" or "min" joins `value` with what stands in `target`, a Place, in one step that no other task
+    or point comes between: many may update one element.
+    """
 
     target: Buffer | Place
     index: tuple[Expr, ...]
     value: Expr
     span: Span | None = field(default=None, compare=False, repr=False)
+    guard: Expr | None = None
+    update: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +136,33 @@ class For:
 
 
 @dataclass(frozen=True, slots=True)
+class While:
+    """`body` again and again while the scalar bool `condition`, which reads tile buffers, holds."""
+
+    condition: Expr
+    body: tuple["Stmt", ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """Write `message` and the values, or the elements of a whole buffer, to standard output: a tool for debugging."""
+
+    message: str
+    values: tuple[Expr, ...] | Buffer
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Assert:
+    """The call fails with `message` unless the scalar bool `condition` holds; the statements after it still run."""
+
+    condition: Expr
+    message: str
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class If:
     """`then` where the scalar bool `condition` holds, else `otherwise`."""
 
@@ -127,7 +172,22 @@ class If:
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
-Stmt = Copy | Fill | Gemm | Reduce | Store | Parallel | For | If
+Stmt = Copy | Fill | Gemm | Reduce | CumSum | Store | Parallel | For | While | If | Print | Assert
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """One decision that the kernel's author took away from inference, and where: see `tilecore.infer`.
+
+    `what` is "layout" of the buffer `subject`, "vector_axis" of the `Parallel` over variables `subject`,
+    "register_tile" of the products into the buffer `subject`, or "tasks" (how many neighbours one thread takes at a
+    time).
+    """
+
+    what: str
+    subject: str
+    value: str | int | tuple[int, int]
+    span: Span | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +205,7 @@ class Program:
     tunables: tuple[Sym, ...] = ()
     threads: int | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
+    annotations: tuple[Annotation, ...] = ()
 
 
 def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
@@ -152,10 +213,51 @@ def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
     for stmt in body:
         yield stmt
         match stmt:
-            case For() | Parallel():
+            case For() | While() | Parallel():
                 yield from statements(stmt.body)
             case If():
                 yield from statements(stmt.then)
                 yield from statements(stmt.otherwise)
             case _:
                 pass
+
+
+def with_bodies(stmt: Stmt, change: Callable[[tuple[Stmt, ...]], tuple[Stmt, ...]]) -> Stmt:
+    """`stmt` with `change` applied to every body of statements that it has; bodies of `Parallel` are left alone."""
+    match stmt:
+        case For() | While():
+            return replace(stmt, body=change(stmt.body))
+        case If():
+            return replace(stmt, then=change(stmt.then), otherwise=change(stmt.otherwise))
+        case _:
+            return stmt
+
+
+def expressions(stmt: Stmt) -> Iterator[Expr]:
+    """The scalar expressions of one statement, those of its bodies apart."""
+    match stmt:
+        case Copy():
+            yield from (*stmt.src.origin, *stmt.dst.origin)
+        case Fill():
+            yield stmt.value
+        case Store():
+            yield from (*stmt.index, stmt.value, *(() if stmt.guard is None else (stmt.guard,)))
+        case Parallel():
+            yield from (axis.extent for axis in stmt.axes if axis.extent is not None)
+        case For():
+            yield stmt.start
+            if stmt.var.extent is not None:
+                yield stmt.var.extent
+        case While() | If() | Assert():
+            yield stmt.condition
+        case Print():
+            if isinstance(stmt.values, tuple):
+                yield from stmt.values
+        case Gemm() | Reduce() | CumSum():
+            return
+
+
+def updated_tensors(program: Program) -> tuple[Tensor, ...]:
+    """Outputs that some statement updates: what they hold before the call counts."""
+    stores = (stmt for stmt in statements(program.body) if isinstance(stmt, Store) and stmt.update)
+    return tuple(dict.fromkeys(store.target.tensor for store in stores if isinstance(store.target, Place)))

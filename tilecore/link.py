@@ -4,19 +4,34 @@ The generated `library.c` is the table of `tile_kernel.h`; whoever hosts the ker
 callable) adds its own objects.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from typing import Protocol
 
-from tilecore.compile import HEADERS, Kernel
+from tilecore.compile import HEADERS
 from tilecore.emit_host import kernel_symbol
 from tilecore.target import Target
 from tilecore.toolchain import BuildError, KernelBuildError, Toolchain
 
 
+class Linkable(Protocol):
+    """A kernel with a name of its own and C text by target name."""
+
+    @property
+    def name(self) -> str:
+        """What its table is named after."""
+        ...
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Translation units."""
+        ...
+
+
 def link_kernels(
-    kernels: Sequence[Kernel],
+    kernels: Sequence[Linkable],
     targets: Sequence[Target],
     toolchain: Toolchain,
     *,
@@ -29,7 +44,7 @@ def link_kernels(
     """
     problems: dict[str, str] = {}
 
-    def build(job: tuple[Target, Kernel]) -> Path | None:
+    def build(job: tuple[Target, Linkable]) -> Path | None:
         target, kernel = job
         try:
             return toolchain.object(kernel.sources[target.name], target.flags, [HEADERS])
@@ -45,7 +60,7 @@ def link_kernels(
     return toolchain.library([*objects, table, *host])
 
 
-def library_source(kernels: Sequence[Kernel], targets: Sequence[Target]) -> str:
+def library_source(kernels: Sequence[Linkable], targets: Sequence[Target]) -> str:
     """The C text that defines `tile_generated_library`."""
     lines = ['#include "tile_kernel.h"', '#include "tile_features.h"']
     rows: list[str] = []

@@ -59,14 +59,42 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeat:
+    """`body` while `condition`, tested before every turn, holds."""
+
+    condition: Expr
+    body: tuple["LoopStmt", ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Write `message` and the values on a line of standard output."""
+
+    message: str
+    values: tuple[Expr, ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Remember that `message` is to be reported unless `condition` holds."""
+
+    condition: Expr
+    message: str
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Put:
-    """`memory[offset]` = `value`, where `guard` (if any) holds."""
+    """`memory[offset]` = `value`, where `guard` (if any) holds; joined by `update` in one step where that is given."""
 
     memory: Memory
     offset: Expr
     value: Expr
     guard: Expr | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
+    update: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +166,7 @@ class Once:
     body: tuple["LoopStmt", ...]
 
 
-LoopStmt = Let | Loop | Branch | Put | Fold | VectorLoop | Mma | PackTransposed | Once
+LoopStmt = Let | Loop | Branch | Repeat | Say | Check | Put | Fold | VectorLoop | Mma | PackTransposed | Once
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +185,7 @@ def loop_statements(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:
     for stmt in body:
         yield stmt
         match stmt:
-            case Loop() | Once() | VectorLoop():
+            case Loop() | Repeat() | Once() | VectorLoop():
                 yield from loop_statements(stmt.body)
             case Branch():
                 yield from loop_statements(stmt.then)

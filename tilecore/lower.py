@@ -10,14 +10,32 @@ from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, Slot, live_var, row_stride, slot_size
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, cast, const, variables
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, cast, const, loads, variables
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
-from tilecore.graph import Axis, depth_axes, gemm_axes, split_affine, tile_axes
+from tilecore.graph import Axis, buffers_of, depth_axes, gemm_axes, split_affine, tile_axes
 from tilecore.infer import Plan
-from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, Tile
+from tilecore.ir import (
+    Assert,
+    Buffer,
+    Copy,
+    CumSum,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Parallel,
+    Print,
+    Program,
+    Reduce,
+    Stmt,
+    Store,
+    Tile,
+    While,
+)
 from tilecore.loops import (
     Branch,
+    Check,
     Let,
     Loop,
     LoopProgram,
@@ -28,6 +46,8 @@ from tilecore.loops import (
     Operand,
     PackTransposed,
     Put,
+    Repeat,
+    Say,
     VectorLoop,
 )
 from tilecore.rows import is_row_wise, lower_rows, put_of
@@ -122,6 +142,13 @@ def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
                 yield from _body(stmt.body, lowering)
             else:
                 yield Loop(stmt.var, stmt.start, _stop(stmt), tuple(_body(stmt.body, lowering)), 1, stmt.span)
+        case While():
+            body = tuple(_body(stmt.body, lowering))
+            yield Repeat(lowering.addresses.resolve(stmt.condition), body, stmt.span)
+        case Print():
+            yield from _print(stmt, lowering)
+        case Assert():
+            yield Check(lowering.addresses.resolve(stmt.condition), stmt.message, stmt.span)
         case If():
             yield Branch(
                 lowering.addresses.resolve(stmt.condition),
@@ -138,8 +165,21 @@ def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
             yield from _fill(stmt, lowering)
         case Store():
             yield put_of(stmt, lowering.addresses, {})
-        case Reduce():
-            raise ValueError(f"T.reduce over axis {stmt.axis} of {stmt.src.name}: only the last of two axes is lowered")
+        case Reduce() | CumSum():
+            raise ValueError(f"{stmt}: expand_reductions has not run")
+
+
+def _print(stmt: Print, lowering: Lowering) -> Iterator[LoopStmt]:
+    """One line per element of a buffer, or one with all the values."""
+    if not isinstance(stmt.values, Buffer):
+        yield Say(stmt.message, tuple(lowering.addresses.resolve(value) for value in stmt.values), stmt.span)
+        return
+    axes = tuple(live_var(f"{stmt.values.name}_{i}", extent) for i, extent in enumerate(stmt.values.shape))
+    text = f"{stmt.message} {stmt.values.name}".strip()
+    inner: LoopStmt = Say(text, (*axes, lowering.addresses.load(stmt.values, axes)), stmt.span)
+    for axis in reversed(axes):
+        inner = _loop(axis, (inner,))
+    yield inner
 
 
 def _stop(loop: For) -> Expr:
@@ -408,6 +448,8 @@ def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, K
             match stmt:
                 case For():
                     scan(stmt.body, (*loops, stmt), conditional=conditional)
+                case While():
+                    scan(stmt.body, loops, conditional=True)
                 case If():
                     scan(stmt.then, loops, conditional=True)
                     scan(stmt.otherwise, loops, conditional=True)
@@ -415,12 +457,9 @@ def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, K
                     writers[stmt.dst.source.name] = writers.get(stmt.dst.source.name, 0) + 1
                     if isinstance(stmt.src.source, View) and not conditional:
                         found.append((stmt, loops))
-                case Parallel():
-                    for store in stmt.body:
-                        if isinstance(store.target, Buffer):
-                            writers[store.target.name] = writers.get(store.target.name, 0) + 1
                 case _:
-                    pass
+                    for buffer in buffers_of(stmt)[1]:
+                        writers[buffer.name] = writers.get(buffer.name, 0) + 1
 
     scan(program.body, (), conditional=False)
     fastest = program.grid[0]
@@ -428,6 +467,8 @@ def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, K
         buffer = copy.dst.source
         assert isinstance(buffer, Buffer)
         used = frozenset[Var]().union(*(variables(position) for position in copy.src.origin))
+        if any(isinstance(load.source, Buffer) for position in copy.src.origin for load in loads(position)):
+            continue
         if writers[buffer.name] > 1 or buffer.name in in_place or fastest in used or copy.dst.shape != buffer.shape:
             continue
         index: Expr = const(0)
@@ -436,7 +477,7 @@ def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, K
             if loop.var not in used:
                 continue
             trips = _without(_stop(loop), fastest)
-            if trips is None:
+            if trips is None or variables(trips) or loads(trips):
                 break
             index, count = index * trips + loop.var, count * trips
         else:

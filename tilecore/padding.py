@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, Var, const, rewrite, substitute
 from tilecore.contract.spec import View
-from tilecore.graph import Axis, TileGraph, depth_axes
-from tilecore.ir import Buffer, Copy, Fill, Gemm, Parallel, Reduce, Stmt, Store
+from tilecore.graph import Axis, TileGraph, buffers_of, depth_axes
+from tilecore.ir import Buffer, Copy, CumSum, Fill, For, Gemm, If, Parallel, Reduce, Stmt, Store, While
 
 NEUTRAL = {"sum": 0.0, "max": -math.inf, "fmax": -math.inf, "min": math.inf, "prod": 1.0}
 Pad = float | None  # the constant, or None when it is not known
@@ -37,16 +37,40 @@ class Beyond:
 
 def padding(beyond: Beyond) -> dict[tuple[Stmt, str, int], Pad]:
     """For every Reduce and Gemm, the pad of each buffer axis it reads: (statement, buffer, axis) → constant or None."""
-    state: dict[tuple[str, int], Pad] = {}
     seen: dict[tuple[Stmt, str, int], Pad] = {}
-    for node in beyond.graph.nodes:
-        stmt = node.stmt
-        if isinstance(stmt, Reduce | Gemm):
-            for buffer in node.reads:
-                for axis in range(len(buffer.shape)):
-                    seen[stmt, buffer.name, axis] = state.get((buffer.name, axis))
-        _step(stmt, state, beyond)
+    _block(beyond.graph.program.body, {}, beyond, seen)
     return seen
+
+
+State = dict[tuple[str, int], Pad]
+
+
+def _block(body: tuple[Stmt, ...], state: State, beyond: Beyond, seen: dict[tuple[Stmt, str, int], Pad]) -> State:
+    """The state after `body`; a loop's is that which no further turn changes, a branch's what both sides agree on."""
+    for stmt in body:
+        match stmt:
+            case For() | While():
+                while True:
+                    after = _agreed(state, _block(stmt.body, dict(state), beyond, seen))
+                    if after == state:
+                        break
+                    state = after
+            case If():
+                then = _block(stmt.then, dict(state), beyond, seen)
+                state = _agreed(then, _block(stmt.otherwise, dict(state), beyond, seen))
+            case _:
+                if isinstance(stmt, Reduce | Gemm):
+                    for buffer in buffers_of(stmt)[0]:
+                        for axis in range(len(buffer.shape)):
+                            key, pad = (stmt, buffer.name, axis), state.get((buffer.name, axis))
+                            seen[key] = pad if seen.get(key, pad) == pad else None
+                _step(stmt, state, beyond)
+    return state
+
+
+def _agreed(left: State, right: State) -> State:
+    """What is known in both; a tile that only one has written is not read before it is written again."""
+    return {key: pad if right[key] == pad else None for key, pad in left.items() if key in right}
 
 
 def not_neutral(beyond: Beyond) -> set[int]:
@@ -60,8 +84,11 @@ def not_neutral(beyond: Beyond) -> set[int]:
         stmt = node.stmt
         if isinstance(stmt, Reduce):
             index = beyond.class_of((stmt.src.name, stmt.axis))
-            if index is not None and pads[stmt, stmt.src.name, stmt.axis] != NEUTRAL[stmt.kind]:
+            if index is not None and pads[stmt, stmt.src.name, stmt.axis] != NEUTRAL.get(stmt.kind):
                 bad.add(index)
+        if isinstance(stmt, CumSum):
+            index = beyond.class_of((stmt.src.name, stmt.axis))
+            bad |= set() if index is None else {index}
         if isinstance(stmt, Gemm):
             (a, a_axis), (b, b_axis) = depth_axes(stmt)
             index = beyond.class_of((a, a_axis))
@@ -74,14 +101,15 @@ def not_neutral(beyond: Beyond) -> set[int]:
 def _step(stmt: Stmt, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None:
     match stmt:
         case Copy() if isinstance(stmt.dst.source, Buffer):
-            pad = 0.0 if isinstance(stmt.src.source, View) and beyond.outside else None
+            whole = stmt.dst.shape == stmt.dst.source.shape
+            pad = 0.0 if isinstance(stmt.src.source, View) and beyond.outside and whole else None
             for axis in range(len(stmt.dst.source.shape)):
                 state[stmt.dst.source.name, axis] = pad
         case Fill():
             value = float(stmt.value.value) if isinstance(stmt.value, Const) else None
             for axis in range(len(stmt.dst.shape)):
                 state[stmt.dst.name, axis] = value
-        case Gemm() | Reduce():
+        case Gemm() | Reduce() | CumSum():
             target = stmt.c if isinstance(stmt, Gemm) else stmt.dst
             for axis in range(len(target.shape)):
                 state[target.name, axis] = None
@@ -89,6 +117,8 @@ def _step(stmt: Stmt, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None
             for store in stmt.body:
                 if isinstance(store.target, Buffer):
                     _store(store, store.target, stmt, state, beyond)
+        case Store() if isinstance(stmt.target, Buffer):
+            state.update({(stmt.target.name, axis): None for axis in range(len(stmt.index))})
         case _:
             return
 
@@ -96,7 +126,7 @@ def _step(stmt: Stmt, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None
 def _store(store: Store, target: Buffer, around: Parallel, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None:
     new: dict[tuple[str, int], Pad] = {}
     for axis, index in enumerate(store.index):
-        if isinstance(index, Var) and index in around.axes:
+        if isinstance(index, Var) and index in around.axes and store.guard is None:
             own = beyond.class_of(index)
             new[target.name, axis] = (
                 None if own is None else _value_beyond(store.value, index, beyond.bounds[own], state)

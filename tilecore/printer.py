@@ -7,7 +7,24 @@ from collections.abc import Iterator
 
 from tilecore.contract.expr import Const, Expr
 from tilecore.contract.spec import Place, Tensor, View
-from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, Tile
+from tilecore.ir import (
+    Assert,
+    Buffer,
+    Copy,
+    CumSum,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Parallel,
+    Print,
+    Program,
+    Reduce,
+    Stmt,
+    Store,
+    Tile,
+    While,
+)
 
 
 def print_program(program: Program) -> str:
@@ -32,6 +49,8 @@ def _lines(program: Program) -> Iterator[str]:
         yield f"  {buffer.scope} {buffer.name}: {buffer.dtype}[{_list(buffer.shape)}]"
     threads = "" if program.threads is None else f" threads={program.threads}"
     yield f"  grid {', '.join(f'{axis.name} < {axis.extent}' for axis in program.grid)}{threads}"
+    for note in program.annotations:
+        yield f"    annotate {note.what} {note.subject}{' ' if note.subject else ''}= {note.value}"
     for stmt in program.body:
         yield from ("    " + line for line in _statement(stmt))
 
@@ -49,8 +68,13 @@ def _statement(stmt: Stmt) -> Iterator[str]:
         case Reduce():
             join = "=" if stmt.clear else "with="
             yield f"reduce {stmt.dst.name} {join} {stmt.kind}({stmt.src.name}, axis={stmt.axis})"
+        case CumSum():
+            way = ", reverse" if stmt.reverse else ""
+            yield f"cumsum {stmt.dst.name} = {stmt.src.name}, axis={stmt.axis}{way}"
         case Store():
-            yield f"{stmt.target.name}[{_list(stmt.index)}] = {stmt.value}"
+            join = f"{stmt.update}=" if stmt.update else "="
+            guard = "" if stmt.guard is None else f" if {stmt.guard}"
+            yield f"{stmt.target.name}[{_list(stmt.index)}] {join} {stmt.value}{guard}"
         case Parallel():
             yield f"parallel {', '.join(f'{axis.name} < {axis.extent}' for axis in stmt.axes)}"
             yield from _block(stmt.body)
@@ -58,6 +82,14 @@ def _statement(stmt: Stmt) -> Iterator[str]:
             stages = f" stages={stmt.stages}" if stmt.kind == "pipelined" else ""
             yield f"for {stmt.var.name} in {stmt.start} .. {stmt.var.extent} {stmt.kind}{stages}"
             yield from _block(stmt.body)
+        case While():
+            yield f"while {stmt.condition}"
+            yield from _block(stmt.body)
+        case Print():
+            what = stmt.values.name if isinstance(stmt.values, Buffer) else _list(stmt.values)
+            yield f"print {stmt.message!r} {what}".rstrip()
+        case Assert():
+            yield f"assert {stmt.condition}, {stmt.message!r}"
         case If():
             yield f"if {stmt.condition}"
             yield from _block(stmt.then)

@@ -21,7 +21,7 @@ from tilecore.contract.expr import (
     variables,
 )
 from tilecore.errors import TileError
-from tilecore.ir import Parallel, Store
+from tilecore.ir import Parallel, Store, expressions
 from tilecore.span import Span
 
 Index = tuple[Expr, ...]
@@ -30,7 +30,7 @@ Index = tuple[Expr, ...]
 def check_parallel(parallel: Parallel) -> None:
     """Raise TileError unless the points of `parallel` are independent of each other."""
     for store in parallel.body:
-        missing = _uncovered(store.index, parallel.axes)
+        missing = [] if store.update else _uncovered(store.index, parallel.axes)
         if missing:
             raise TileError(
                 f"{_element(store)} is written by every point of {', '.join(axis.name for axis in missing)}: "
@@ -40,14 +40,15 @@ def check_parallel(parallel: Parallel) -> None:
                 "otherwise index it by every axis, or drop the axis from T.Parallel",
             )
     for first, second in itertools.combinations(parallel.body, 2):
-        if first.target is second.target and not _apart(first.index, second.index, parallel.axes):
+        both = bool(first.update) and first.update == second.update
+        if first.target == second.target and not both and not _apart(first.index, second.index, parallel.axes):
             raise TileError(
                 f"{_element(second)} may be written by another point as {_element(first)}",
                 second.span,
                 instead="two T.Parallel loops, one after the other",
             )
     for store in parallel.body:
-        for load in loads(store.value):
+        for load in (load for expr in expressions(store) for load in loads(expr)):
             for other in parallel.body:
                 if load.source == other.target and not _apart(load.index, other.index, parallel.axes):
                     raise TileError(

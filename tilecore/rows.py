@@ -8,11 +8,11 @@ by one vector loop and read at the same place by the next is handed on in regist
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tilecore.addresses import Addresses, live_var
+from tilecore.addresses import Addresses, conditions, conjunction, live_var
 from tilecore.contract.expr import Expr, Load, Var, apply, const, loads, substitute, variables
 from tilecore.graph import buffers_of
 from tilecore.infer import Plan
-from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store
+from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store, expressions
 from tilecore.loops import Fold, Let, Loop, LoopStmt, Memory, Put, VectorLoop
 
 JOIN = {"sum": "add", "max": "max", "fmax": "max", "min": "min", "prod": "mul"}
@@ -34,7 +34,7 @@ def _row_class(stmt: Stmt, plan: Plan) -> int | None:
             if len(stmt.axes) == 2 and plan.vector_axis[stmt] != stmt.axes[1]:
                 return None
             return plan.graph.classes[stmt.axes[0]]
-        case Reduce() if len(stmt.src.shape) == 2 and stmt.axis == 1:
+        case Reduce() if len(stmt.src.shape) == 2 and len(stmt.dst.shape) == 1 and stmt.axis == 1:
             return plan.graph.classes[stmt.src.name, 0]
         case Fill() if len(stmt.dst.shape) <= 2:
             return plan.graph.classes[stmt.dst.name, 0]
@@ -48,7 +48,7 @@ def _own_row_only(stmt: Stmt, written: set[str]) -> bool:
         return True
     row = stmt.axes[0]
     for store in stmt.body:
-        accesses = [(load.source, load.index) for load in loads(store.value)]
+        accesses = [(load.source, load.index) for expr in expressions(store) for load in loads(expr)]
         accesses.append((store.target, store.index))  # type: ignore[arg-type]
         for source, index in accesses:
             if isinstance(source, Buffer) and source.name in written and (not index or index[0] != row):
@@ -139,7 +139,7 @@ def _parallel(stmt: Parallel, row: Var, plan: Plan, addresses: Addresses) -> Ite
 
 def _keeps(put: Put) -> bool:
     """Whether the store puts back what stands there."""
-    return put.value == Load(put.memory, (put.offset,))
+    return put.value == Load(put.memory, (put.offset,)) and not put.update
 
 
 def _whole_rows(stmt: Parallel, column: Var) -> bool:
@@ -151,11 +151,15 @@ def put_of(store: Store, addresses: Addresses, at: dict[Expr, Expr]) -> Put:
     """The store with its variables replaced by `at` and every address resolved."""
     index = tuple(substitute(position, at) for position in store.index)
     value = addresses.resolve(substitute(store.value, at))
+    guard = None if store.guard is None else addresses.resolve(substitute(store.guard, at))
     if isinstance(store.target, Buffer):
         memory = addresses.slots[store.target.name].memory
-        return Put(memory, addresses.offset(store.target, index), value, None, store.span)
-    memory, offset, guard = addresses.place(store.target, index)
-    return Put(memory, offset, value, guard, store.span)
+        inside = conjunction(conditions(index, store.target.shape)) if guard is not None else None
+        offset = addresses.offset(store.target, index)
+    else:
+        memory, offset, inside = addresses.place(store.target, index)
+    guards = [test for test in (guard, None if inside is None else addresses.resolve(inside)) if test is not None]
+    return Put(memory, addresses.resolve(offset), value, conjunction(guards), store.span, store.update)
 
 
 def _joined(body: list[LoopStmt]) -> list[LoopStmt]:
@@ -175,16 +179,18 @@ def _joined(body: list[LoopStmt]) -> list[LoopStmt]:
 
 def _partner(done: list[LoopStmt], loop: VectorLoop) -> int | None:
     """The vector loop before `loop` that it can move up to."""
-    reads = {load.source for part in loop.body for load in loads(part.value)}
+    values = [value for part in loop.body for value in _values(part)]
+    reads = {load.source for value in values for load in loads(value)}
     writes = {part.memory for part in loop.body if isinstance(part, Put)}
-    names = {var for part in loop.body for var in variables(part.value)}
+    names = {var for value in values for var in variables(value)}
     for position in reversed(range(len(done))):
         stmt = done[position]
         if isinstance(stmt, VectorLoop):
             return position
         if not isinstance(stmt, Put) or stmt.memory in reads | writes:
             return None
-        if {load.source for load in loads(stmt.value)} & writes or names & _totals(done[:position]):
+        loaded = {load.source for value in _values(stmt) for load in loads(value)}
+        if loaded & writes or names & _totals(done[:position]):
             return None
     return None
 
@@ -200,7 +206,7 @@ def _merge(first: VectorLoop, second: VectorLoop) -> VectorLoop | None:
         return None
     renamed = [_substituted(part, {second.var: first.var}) for part in second.body]
     totals = {part.into for part in first.body if isinstance(part, Fold)}
-    if any(variables(part.value) & totals for part in renamed):
+    if any(variables(value) & totals for part in renamed for value in _values(part)):
         return None
     named: list[Let | Put | Fold] = []
     handed: dict[Expr, Expr] = {}
@@ -220,13 +226,21 @@ def _merge(first: VectorLoop, second: VectorLoop) -> VectorLoop | None:
         named.append(part)
     body = [_substituted(part, handed) for part in renamed]
     for part in body:
-        if any(load.source in written for load in loads(part.value)):
+        if any(load.source in written for value in _values(part) for load in loads(value)):
             return None
         if isinstance(part, Put) and part.memory in written and Load(part.memory, (part.offset,)) not in handed:
             return None
-        if isinstance(part, Put) and any(load.source == part.memory for other in named for load in loads(other.value)):
+        before = (load for other in named for value in _values(other) for load in loads(value))
+        if isinstance(part, Put) and any(load.source == part.memory for load in before):
             return None
     return replace(first, body=(*named, *body))
+
+
+def _values(part: Let | Put | Fold) -> tuple[Expr, ...]:
+    """Every expression of a part, where it stores included."""
+    if isinstance(part, Put):
+        return (part.value, part.offset) if part.guard is None else (part.value, part.offset, part.guard)
+    return (part.value,)
 
 
 def _substituted(part: Let | Put | Fold, values: dict[Expr, Expr]) -> Let | Put | Fold:

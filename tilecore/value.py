@@ -1,8 +1,9 @@
 """Symbolic scalars: Python's operators on a `Value` build contract expressions, with the dtype rules of the language.
 
 Comes in: Values and Python numbers. Goes out: Values. A Python number takes the type of the other side; floats widen
-to the wider float, integers to the wider integer; an integer never becomes a float, nor a bool a number, without
-`T.cast`. A Value has no truth, no length and no int: whatever would ask for one is refused with its position.
+to the wider float, integers to the wider integer; an integer that meets a float becomes one; a float never becomes an
+integer, nor a bool a number, without `T.cast`. A Value has no truth, no length and no int: whatever would ask for one
+is refused with its position.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Sym, Var, apply, cast, const, select, substitute
+from tilecore.contract.expr import Const, Expr, Load, Sym, Var, apply, cast, const, reinterpret, select, substitute
 from tilecore.contract.spec import Place
 from tilecore.errors import TileError, user_span
 
@@ -95,6 +96,28 @@ class Value:
     def __ror__(self, other: "Operand") -> "Value":
         return operate("or", other, self)
 
+    def __xor__(self, other: "Operand") -> "Value":
+        return operate("xor", self, other)
+
+    def __rxor__(self, other: "Operand") -> "Value":
+        return operate("xor", other, self)
+
+    def __lshift__(self, other: "Operand") -> "Value":
+        return operate("shl", self, other)
+
+    def __rlshift__(self, other: "Operand") -> "Value":
+        return operate("shl", other, self)
+
+    def __rshift__(self, other: "Operand") -> "Value":
+        return operate("shr", self, other)
+
+    def __rrshift__(self, other: "Operand") -> "Value":
+        return operate("shr", other, self)
+
+    def astype(self, dtype: DType) -> "Value":
+        """This value as `dtype`."""
+        return convert(self, dtype)
+
     def __lt__(self, other: "Operand") -> "Value":
         return operate("lt", self, other)
 
@@ -170,6 +193,8 @@ def lift(value: object, like: DType | None = None) -> Value:
     if like is None:
         return Value(const(value))
     own = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
+    if own == "float" and like.is_int:
+        return Value(const(value, DType.F32))
     if own != like.row.kind and not (own == "int" and like.is_float):
         raise TileError(
             f"cannot mix {like} and the Python {own} {value!r}",
@@ -183,11 +208,9 @@ def operate(name: str, *operands: object) -> Value:
     """`OPS[name]` of operands brought to one type. TileError when they have none in common."""
     values = together(operands)
     kind = values[0].dtype.row.kind
-    if name in ("and", "or", "not") and kind != "bool":
-        raise TileError(
-            f"{name} needs bools, found {values[0].dtype}", user_span(), instead="compare first: (x > 0) & (y > 0)"
-        )
-    if kind == "bool" and name not in ("and", "or", "not", "eq", "ne"):
+    if name in LOGIC or name in ("shl", "shr"):
+        return _bitwise(name, values)
+    if kind == "bool" and name not in ("eq", "ne"):
         raise TileError(
             f"{name} of bool", user_span(), instead="T.if_then_else(x, 1.0, 0.0) for a number, &, |, ~ for logic"
         )
@@ -208,6 +231,41 @@ def operate(name: str, *operands: object) -> Value:
             instead="T.floor(x / y) for a whole quotient",
         )
     return Value(apply(name, *(value.expr for value in values), span=user_span()), reads_of(values))
+
+
+LOGIC = {"and": "bitand", "or": "bitor", "xor": "bitxor", "not": "bitnot"}  # operators of bools → of integers' bits
+
+
+def _bitwise(name: str, values: tuple[Value, ...]) -> Value:
+    """&, |, ^, ~, << and >>: logic of bools, bits of integers. Of indices they are arithmetic where they can be."""
+    dtype, right = values[0].dtype, values[-1].expr
+    if dtype.is_float or (dtype is DType.BOOL and name in ("shl", "shr")):
+        raise TileError(
+            f"{name} needs {'bools or ' if name in LOGIC else ''}integers, found {dtype}",
+            user_span(),
+            instead="compare first: (x > 0) & (y > 0); T.reinterpret(x, T.int32) for the bits of a float",
+        )
+    reads, span = reads_of(values), user_span()
+    if dtype is DType.BOOL:
+        logic = {"xor": "ne"}.get(name, name)
+        return Value(apply(logic, *(value.expr for value in values), span=span), reads)
+    if dtype is DType.I64 and isinstance(right, Const) and name in ("shl", "shr", "and"):
+        number = int(right.value)
+        if name == "and" and number >= 0 and number & (number + 1) == 0:
+            return Value(apply("mod", values[0].expr, const(number + 1), span=span), reads)
+        if name != "and" and 0 <= number < 63:
+            power = const(1 << number)
+            return Value(apply("mul" if name == "shl" else "floordiv", values[0].expr, power, span=span), reads)
+    return Value(apply(LOGIC.get(name, name), *(value.expr for value in values), span=span), reads)
+
+
+def reinterpreted(value: object, dtype: DType) -> Value:
+    """The bits of `value` as `dtype`, which must be as wide."""
+    found = lift(value)
+    try:
+        return Value(reinterpret(found.expr, dtype, span=user_span()), found.reads)
+    except TypeError as error:
+        raise TileError(str(error), user_span(), instead="T.cast(value, …) for its number") from None
 
 
 _FLOAT_ONLY = frozenset(
@@ -238,7 +296,7 @@ def convert(value: object, dtype: DType) -> Value:
 def assigned(value: object, dtype: DType) -> Value:
     """`value` as it is stored into an element of `dtype`: floats narrow or widen, other kinds are not mixed."""
     found = lift(value, dtype)
-    if found.dtype.row.kind != dtype.row.kind:
+    if found.dtype.row.kind != dtype.row.kind and not (found.dtype.is_int and dtype.is_float):
         raise TileError(
             f"cannot store {found.dtype} into an element of {dtype}",
             user_span(),
@@ -256,6 +314,8 @@ def together(operands: tuple[object, ...]) -> tuple[Value, ...]:
     dtype = known[0].dtype
     for value in known[1:]:
         dtype = _wider(dtype, value.dtype)
+    if dtype.is_int and any(isinstance(operand, float) for operand in operands):
+        dtype = DType.F32
     return tuple(lift(operand, dtype) if _is_number(operand) else convert(lift(operand), dtype) for operand in operands)
 
 
@@ -268,6 +328,8 @@ def _wider(left: DType, right: DType) -> DType:
         return left
     if left.row.kind == right.row.kind and left.row.bytes != right.row.bytes:
         return left if left.row.bytes > right.row.bytes else right
+    if {left.row.kind, right.row.kind} == {"int", "float"}:
+        return left if left.is_float else right
     narrow = right if left.is_float else left
     raise TileError(
         f"cannot mix {left} and {right}",
@@ -318,6 +380,10 @@ _NAMES = {
     DType.I16: "T.int16",
     DType.I8: "T.int8",
     DType.U8: "T.uint8",
+    DType.I4: "T.int4",
+    DType.U4: "T.uint4",
+    DType.I2: "int2",
+    DType.U2: "uint2",
     DType.BOOL: "T.bool",
 }
 

@@ -8,15 +8,37 @@ written before they are read, and no two points of a `Parallel`, nor two tasks o
 from dataclasses import dataclass, field, replace
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, children, const, nonnegative, variables
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, children, const, loads, nonnegative, variables
 from tilecore.contract.spec import Place, Tensor, View
 from tilecore.errors import TileError
-from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, Tile
+from tilecore.graph import buffers_of
+from tilecore.ir import (
+    Assert,
+    Buffer,
+    Copy,
+    CumSum,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Parallel,
+    Print,
+    Program,
+    Reduce,
+    Stmt,
+    Store,
+    Tile,
+    While,
+    expressions,
+    statements,
+)
 from tilecore.races import check_parallel
 from tilecore.span import Span
 
 SCOPES = ("shared", "fragment")
-REDUCTIONS = ("sum", "max", "fmax", "min", "prod")
+REDUCTIONS = ("sum", "max", "fmax", "min", "prod", "bitand", "bitor", "bitxor")
+UPDATES = ("add", "max", "min")
+UPDATED_TYPES = (DType.F64, DType.F32, DType.I64, DType.I32)
 LOOPS = ("serial", "unrolled", "pipelined")
 
 
@@ -96,6 +118,16 @@ def _statement(checker: _Checker, stmt: Stmt, where: _Place) -> None:
             _gemm(checker, stmt, where)
         case Reduce():
             _reduce(checker, stmt, where)
+        case CumSum():
+            _cumsum(checker, stmt, where)
+        case Print():
+            if isinstance(stmt.values, Buffer):
+                _declared(checker, stmt.values, where)
+                _read(checker, stmt.values, where)
+            for value in expressions(stmt):
+                _expression(checker, value, where)
+        case Assert():
+            _condition(checker, stmt.condition, where)
         case Store():
             _store(checker, stmt, where)
         case Parallel():
@@ -108,13 +140,51 @@ def _statement(checker: _Checker, stmt: Stmt, where: _Place) -> None:
                 raise TileError(f"a loop of kind {stmt.kind!r} with {stmt.stages} stages", stmt.span)
             _extent(checker, stmt.start, where, "the start of a loop")
             _block(checker, stmt.body, _loop(checker, (stmt.var,), where))
+        case While():
+            _while(checker, stmt, where)
         case If():
-            _expression(checker, stmt.condition, where)
-            if stmt.condition.dtype is not DType.BOOL:
-                raise TileError(f"the condition is {stmt.condition.dtype}, not bool", stmt.span)
+            _condition(checker, stmt.condition, where)
             inner = replace(where, tested=where.tested | variables(stmt.condition))
+            before = set(checker.written)
             _block(checker, stmt.then, inner)
+            after, checker.written = checker.written, before
             _block(checker, stmt.otherwise, inner)
+            checker.written |= after
+
+
+def _condition(checker: _Checker, condition: Expr, where: _Place) -> None:
+    _expression(checker, condition, where)
+    if condition.dtype is not DType.BOOL:
+        raise TileError(f"the condition is {condition.dtype}, not bool", where.span)
+
+
+def _while(checker: _Checker, stmt: While, where: _Place) -> None:
+    _condition(checker, stmt.condition, where)
+    read = {load.source.name for load in loads(stmt.condition) if isinstance(load.source, Buffer)}
+    written = {buffer.name for inner in statements(stmt.body) for buffer in buffers_of(inner)[1]}
+    if not read & written:
+        raise TileError(
+            "nothing in the loop changes its condition",
+            where.span,
+            instead="a condition that reads a tile which the body writes, such as `flag = T.alloc_var(T.bool)`",
+        )
+    _block(checker, stmt.body, replace(where, tested=where.tested | variables(stmt.condition)))
+
+
+def _cumsum(checker: _Checker, stmt: CumSum, where: _Place) -> None:
+    for tile in (stmt.src, stmt.dst):
+        _declared(checker, tile, where)
+    if not 0 <= stmt.axis < len(stmt.src.shape):
+        raise TileError(f"{stmt.src.name} has no axis {stmt.axis}", where.span)
+    if stmt.src.shape != stmt.dst.shape:
+        raise TileError(
+            f"cumsum of {_shape(stmt.src.shape)} {stmt.src.name} into {_shape(stmt.dst.shape)} {stmt.dst.name}",
+            where.span,
+            instead="a result of the same shape",
+        )
+    _type(stmt.src.dtype, stmt.dst, where)
+    _read(checker, stmt.src, where)
+    _write(checker, stmt.dst, where)
 
 
 def _loop(checker: _Checker, axes: tuple[Var, ...], where: _Place) -> _Place:
@@ -215,6 +285,10 @@ def _reduce(checker: _Checker, stmt: Reduce, where: _Place) -> None:
             f"{src.name} without axis {stmt.axis} is {_shape(left)}; {dst.name} is {_shape(dst.shape)}", where.span
         )
     _type(src.dtype, dst, where)
+    if stmt.kind.startswith("bit") and not src.dtype.is_int:
+        raise TileError(f"T.reduce_{stmt.kind} of {src.dtype}: it joins the bits of integers", where.span)
+    if src == dst:
+        raise TileError(f"{src.name} is reduced into itself", where.span, instead="another tile for the result")
     for tile in (src,) if stmt.clear else (src, dst):
         _read(checker, tile, where)
     _write(checker, dst, where)
@@ -226,13 +300,29 @@ def _store(checker: _Checker, stmt: Store, where: _Place) -> None:
         raise TileError(f"{target.name} has {len(target.shape)} axes; stored with {len(stmt.index)}", where.span)
     for entry in stmt.index:
         _extent(checker, entry, where, f"an index of {target.name}")
+    if stmt.guard is not None:
+        _condition(checker, stmt.guard, where)
+        where = replace(where, tested=where.tested | variables(stmt.guard))
     if isinstance(target, Buffer):
-        _check_inside(Load(target, stmt.index), where, frozenset())
-    else:
+        _check_inside(Load(target, stmt.index), where, where.tested if stmt.guard is not None else frozenset())
+    elif not stmt.update:
         _check_tasks(checker, target, stmt.index, where)
+    _update(stmt, where)
     _expression(checker, stmt.value, where)
     _type(stmt.value.dtype, target, where)
     _write(checker, target, where)
+
+
+def _update(stmt: Store, where: _Place) -> None:
+    if not stmt.update:
+        return
+    if stmt.update not in UPDATES or not isinstance(stmt.target, Place):
+        raise TileError(f"an update of {stmt.target.name} by {stmt.update!r}", where.span)
+    if stmt.target.dtype not in UPDATED_TYPES:
+        known = ", ".join(map(str, UPDATED_TYPES))
+        raise TileError(
+            f"T.atomic_{stmt.update} of {stmt.target.dtype} elements", where.span, instead=f"a tensor of one of {known}"
+        )
 
 
 def _check_tasks(checker: _Checker, target: Place, index: tuple[Expr, ...], where: _Place) -> None:

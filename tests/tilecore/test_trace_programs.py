@@ -129,6 +129,10 @@ def test_promotion() -> None:
             seen["wider float"] = (A[m, 0] + H[m, 0]).dtype
             seen["widest float"] = (L[m, 0] * A[m, 0]).dtype
             seen["number"] = (2 * H[m, 0] + 0.5).dtype
+            seen["index and float"] = (A[m, 0] * m).dtype
+            seen["index and half"] = (H[m, 0] * m).dtype
+            seen["index and number"] = (m * 0.5).dtype
+            seen["bits"] = ((J[m] & 7) ^ (J[m] << 2)).dtype
             seen["wider int"] = (I[m] + J[m]).dtype
             seen["comparison"] = (A[m, 0] < 3).dtype
             seen["logic"] = (~M[m, 0] & (m > 2)).dtype
@@ -142,6 +146,10 @@ def test_promotion() -> None:
         "wider float": DType.F32,
         "widest float": DType.F64,
         "number": DType.F16,
+        "index and float": DType.F32,
+        "index and half": DType.F16,
+        "index and number": DType.F32,
+        "bits": DType.I32,
         "wider int": DType.I64,
         "comparison": DType.BOOL,
         "logic": DType.BOOL,

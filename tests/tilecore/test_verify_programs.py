@@ -344,11 +344,11 @@ def test_a_reduction_into_another_type() -> None:
     def kernel(A: Handle) -> None:
         with T.Kernel(8):
             a = T.alloc_shared((8, 8), T.float32)
-            t = T.alloc_fragment((8,), T.float64)
+            t = T.alloc_fragment((8,), T.int32)
             T.copy(A, a)
             T.reduce_max(a, t, dim=1)
 
-    assert refusal(kernel).message == "a value of f32 for t, which is f64"
+    assert refusal(kernel).message == "a value of f32 for t, which is i32"
 
 
 def small() -> Program:
@@ -386,7 +386,7 @@ def test_what_passes_may_break() -> None:
         replace(program, buffers=(replace(s, scope="global"), t)), "s has scope 'global', not one of shared, fragment"
     )
     broken(replace(program, body=(Fill(t, const(0)),)), "a value of i64 for t, which is f32")
-    kinds = "a reduction of kind 'mean', not one of sum, max, fmax, min, prod"
+    kinds = "a reduction of kind 'mean', not one of sum, max, fmax, min, prod, bitand, bitor, bitxor"
     broken(replace(program, body=(Reduce("mean", s, t, 1),)), kinds)
     broken(replace(program, body=(replace(loop, kind="wild"),)), "a loop of kind 'wild' with 1 stages")
     nested = replace(loop, body=(replace(loop, var=Var("n", extent=const(3))),))

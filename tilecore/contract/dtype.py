@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -61,6 +62,10 @@ class DType(enum.Enum):
         """The smallest and the largest number of an integer type."""
         info = ml_dtypes.iinfo(self.value.numpy)
         return int(info.min), int(info.max)
+
+    def __call__(self, value: Any) -> Any:
+        """`value` in this type: a number as a numpy scalar, a symbolic value by its own `astype`."""
+        return value.astype(self) if hasattr(value, "astype") else self.value.numpy.type(value)
 
     def __str__(self) -> str:
         return self.value.label

@@ -67,6 +67,8 @@ class Evaluator:
                 value = np.asarray(env[expr], self.numpy_type(expr.dtype))
             case Op():
                 args = [self._value(arg, env, memo) for arg in expr.args]
+                if expr.name == "reinterpret":
+                    args[0] = np.asarray(args[0]).astype(expr.args[0].dtype.row.numpy).view(expr.dtype.row.numpy)
                 value = np.asarray(OPS[expr.name].numpy(*args)).astype(self.numpy_type(expr.dtype))
             case Load():
                 value = self._load(expr, [self._value(index, env, memo) for index in expr.index])

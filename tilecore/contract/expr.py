@@ -135,9 +135,8 @@ class Op(_Arithmetic):
                  "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "and": "and", "or": "or"}  # fmt: skip
         if self.name in infix:
             return f"({self.args[0]} {infix[self.name]} {self.args[1]})"
-        if self.name == "cast":
-            return f"{self.dtype}({self.args[0]})"
-        return f"{self.name}({', '.join(map(str, self.args))})"
+        called = {"cast": f"{self.dtype}", "reinterpret": f"bits_as_{self.dtype}"}.get(self.name, self.name)
+        return f"{called}({', '.join(map(str, self.args))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +178,8 @@ def const(value: int | float | bool, dtype: DType | None = None) -> Const:
 
 
 def _as_expr(value: "Expr | int | float | bool", like: DType) -> "Expr":
-    if isinstance(value, int | float | bool | np.generic):
-        return const(value.item() if isinstance(value, np.generic) else value, like)
-    return value
+    plain = value.item() if isinstance(value, np.generic) else value
+    return const(plain, like) if isinstance(plain, int | float | bool) else plain
 
 
 def binary(name: str, left: "Expr | int | float", right: "Expr | int | float", *, span: Any = None) -> "Expr":
@@ -190,8 +188,7 @@ def binary(name: str, left: "Expr | int | float", right: "Expr | int | float", *
         if isinstance(right, int | float):
             raise TypeError("binary needs at least one expression")
         left = _as_expr(left, right.dtype)
-    right = _as_expr(right, left.dtype)
-    return apply(name, left, right, span=span)
+    return apply(name, left, _as_expr(right, left.dtype), span=span)
 
 
 def unary(name: str, value: "Expr", *, span: Any = None) -> "Expr":
@@ -201,9 +198,8 @@ def unary(name: str, value: "Expr", *, span: Any = None) -> "Expr":
 
 def select(condition: "Expr", yes: "Expr | int | float", no: "Expr | int | float", *, span: Any = None) -> "Expr":
     """`yes` where `condition` (bool) holds, else `no`; a load in the other side may be out of bounds."""
-    if isinstance(yes, int | float):
-        yes = _as_expr(yes, DType.F32 if isinstance(no, int | float) else no.dtype)
-    return apply("select", condition, yes, _as_expr(no, yes.dtype), span=span)
+    first = _as_expr(yes, DType.F32 if isinstance(no, int | float) else no.dtype)
+    return apply("select", condition, first, _as_expr(no, first.dtype), span=span)
 
 
 def cast(value: "Expr", dtype: DType, *, span: Any = None) -> "Expr":
@@ -215,17 +211,25 @@ def cast(value: "Expr", dtype: DType, *, span: Any = None) -> "Expr":
     return Op("cast", (value,), dtype, span)
 
 
+def reinterpret(value: "Expr", dtype: DType, *, span: Any = None) -> "Expr":
+    """The bits of `value` as `dtype`. TypeError unless both are as wide, and neither is bool."""
+    if value.dtype.row.bytes != dtype.row.bytes or DType.BOOL in (value.dtype, dtype):
+        raise TypeError(f"the bits of {value.dtype} are not those of a {dtype}")
+    if isinstance(value, Const):
+        return const(np.asarray(value.value).astype(value.dtype.row.numpy).view(dtype.row.numpy).item(), dtype)
+    return Op("reinterpret", (value,), dtype, span)
+
+
 def apply(name: str, *args: "Expr", span: Any = None) -> "Expr":
     """The node for operation `name`, folded where its value is known. TypeError on a wrong arity or mixed types."""
-    row = OPS[name]
-    if len(args) != row.arity:
-        raise TypeError(f"{name} takes {row.arity} arguments, got {len(args)}")
+    if len(args) != OPS[name].arity:
+        raise TypeError(f"{name} takes {OPS[name].arity} arguments, got {len(args)}")
     operands = args[1:] if name == "select" else args
     if len({arg.dtype for arg in operands}) > 1:
         raise TypeError(f"{name} of {' and '.join(str(arg.dtype) for arg in operands)}: cast one side first")
     if name == "select" and args[0].dtype is not DType.BOOL:
         raise TypeError(f"select needs a bool condition, got {args[0].dtype}")
-    dtype = DType.BOOL if row.result == "bool" else args[-1].dtype
+    dtype = DType.BOOL if OPS[name].result == "bool" else args[-1].dtype
     if all(isinstance(arg, Const) for arg in args):
         folded = _fold(name, args, dtype)
         if folded is not None:
@@ -285,9 +289,7 @@ def _compare(name: str, left: "Expr", right: "Expr") -> "Expr | None":
 
 def children(expr: "Expr") -> tuple["Expr", ...]:
     """The operands of `expr`, index expressions of loads included."""
-    if isinstance(expr, Op):
-        return expr.args
-    return expr.index if isinstance(expr, Load) else ()
+    return expr.args if isinstance(expr, Op) else expr.index if isinstance(expr, Load) else ()
 
 
 def walk(expr: "Expr") -> Iterator["Expr"]:
@@ -312,9 +314,8 @@ def rewrite(expr: "Expr", change: Callable[["Expr"], "Expr | None"]) -> "Expr":
         parts = tuple(done[id(child)] for child in children(node))
         if any(part is not child for part, child in zip(parts, children(node), strict=True)):
             if isinstance(node, Op):
-                new = cast(parts[0], node.dtype, span=node.span) if node.name == "cast" else apply(
-                    node.name, *parts, span=node.span
-                )  # fmt: skip
+                build = {"cast": cast, "reinterpret": reinterpret}.get(node.name)
+                new = build(parts[0], node.dtype, span=node.span) if build else apply(node.name, *parts, span=node.span)
             elif isinstance(node, Load):
                 new = Load(node.source, parts, node.span)
         replaced = change(new)
@@ -324,9 +325,7 @@ def rewrite(expr: "Expr", change: Callable[["Expr"], "Expr | None"]) -> "Expr":
 
 def substitute(expr: "Expr", values: Mapping["Expr", "Expr"]) -> "Expr":
     """`expr` with every occurrence of a key of `values` (a Var, Sym or any node) replaced, all at once."""
-    if not values:
-        return expr
-    return rewrite(expr, values.get)
+    return rewrite(expr, values.get) if values else expr
 
 
 def loads(expr: "Expr") -> tuple[Load, ...]:

@@ -28,6 +28,11 @@ class OpRow:
     numpy: Callable[..., Any]
 
 
+def _shift(shift: Callable[..., Any]) -> Callable[..., Any]:
+    """A shift by its count modulo the type's bits, so that every count means something."""
+    return lambda x, count: shift(x, count & (8 * np.asarray(x).dtype.itemsize - 1))
+
+
 OPS: dict[str, OpRow] = {
     "add": OpRow(2, "same", np.add),
     "sub": OpRow(2, "same", np.subtract),
@@ -66,6 +71,13 @@ OPS: dict[str, OpRow] = {
     "and": OpRow(2, "bool", np.logical_and),
     "or": OpRow(2, "bool", np.logical_or),
     "not": OpRow(1, "bool", np.logical_not),
+    "bitand": OpRow(2, "same", np.bitwise_and),  # of integers, as the next five
+    "bitor": OpRow(2, "same", np.bitwise_or),
+    "bitxor": OpRow(2, "same", np.bitwise_xor),
+    "bitnot": OpRow(1, "same", np.invert),
+    "shl": OpRow(2, "same", _shift(np.left_shift)),
+    "shr": OpRow(2, "same", _shift(np.right_shift)),  # of signed integers, with copies of the sign
     "select": OpRow(3, "same", np.where),  # (condition, value if true, value if false)
     "cast": OpRow(1, "cast", lambda x: x),
+    "reinterpret": OpRow(1, "cast", lambda x: x),  # the same bits as the node's type, which is as wide
 }

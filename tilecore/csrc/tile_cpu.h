@@ -390,6 +390,8 @@ TILE_WIDE_FOLD(prod_lanes_f64, scalar_mul)
 TILE_WIDE_FOLD(max_lanes_f64, scalar_max)
 TILE_WIDE_FOLD(min_lanes_f64, scalar_min)
 
+#include "tile_bits.h"
+
 /* ---- the register tile: c[rows][NV vectors] (+)= a[rows][depth] · b, b of TYPE in panels of TILE_PANEL columns.
  * Vector j of a row of b lies in panel j * LANES / PANEL. All accumulators live in registers: MR * NV of them. */
 #define TILE_MMA(MR, NV, NAME, TYPE, ELEMENT)                                                                         \

@@ -1,0 +1,309 @@
+"""Grid, loops, branches and checks of the tile language: what gives statements their order.
+
+Comes in: extents and conditions. Goes out: scopes of the trace in progress, whose statements end up in one `For`,
+`While`, `If` or `Parallel`; inside `T.Parallel`, guards of stores.
+"""
+
+import builtins
+import dataclasses
+import math
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from tilecore import ir
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Load, Op, Var, const
+from tilecore.errors import TileError, user_frame, user_span
+from tilecore.span import Span, span_of_frame
+from tilecore.tracer import Handle, Scope, SignatureKnownError, Tracer, current, names_assigned
+from tilecore.value import Operand, Value, extent, index, lift, operate
+
+
+class Kernel:
+    """The grid: `with T.Kernel(x, y) as (i, j):` runs its body for every point, in any order and in parallel."""
+
+    def __init__(self, *extents: Operand, threads: Any = None, **hints: Any) -> None:
+        """`threads` and `hints` (`prelude`, `cluster_dims`, …) are for GPUs; on a CPU they change nothing."""
+        self.tracer = current("T.Kernel")
+        self.span = user_span()
+        if not extents:
+            _fail("T.Kernel needs at least one extent", "T.Kernel(1) for a single task")
+        if self.tracer.eager is not None and self.tracer.eager.constants is None:
+            raise SignatureKnownError
+        if self.tracer.grid is not None:
+            _fail("a second T.Kernel in one kernel", "one T.Kernel per function; trace two functions")
+        self.extents = [extent(size) for size in extents]
+        self.threads = threads
+        self.scope: Scope | None = None
+
+    def __enter__(self) -> Any:
+        frame = user_frame()
+        names = names_assigned(frame, len(self.extents), "task")
+        axes = [Var(self.tracer.unique(name), extent=size) for name, size in zip(names, self.extents, strict=True)]
+        self.tracer.grid = tuple(axes)
+        self.scope = self.tracer.open("kernel", span_of_frame(frame))
+        values = tuple(Value(axis) for axis in axes)
+        return values[0] if len(values) == 1 else values
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self.scope is not None:
+            self.tracer.finish(self.tracer.close(self.scope), self.threads, self.span)
+
+
+def Parallel(*extents: Operand, vector_axis: int | None = None, **hints: Any) -> Iterator[Any]:
+    """`for i, j in T.Parallel(m, n):` the body, stores only, for every point in any order.
+
+    `vector_axis` says along which of the axes vectors run; it is chosen otherwise. `hints` (`coalesced_width`, …) are
+    for GPUs.
+    """
+    span = span_of_frame(user_frame())
+    if vector_axis is not None and not -len(extents) <= vector_axis < len(extents):
+        raise TileError(f"a T.Parallel of {len(extents)} axes has no axis {vector_axis}", span)
+    return _parallel([extent(size) for size in extents], span, vector_axis)
+
+
+def vectorized(start: Operand, stop: Operand | None = None) -> Iterator[Any]:
+    """`for v in T.vectorized(n):` a `T.Parallel` over one axis."""
+    first, last = (0, start) if stop is None else (start, stop)
+    span = span_of_frame(user_frame())
+    begin, end = index(first), index(last)
+    points = _parallel([(end - begin).expr], span, 0)
+    return points if stop is None else (begin + point for point in points)
+
+
+def _parallel(extents: list[Expr], span: Span, vector_axis: int | None = None) -> Iterator[Any]:
+    tracer = current("T.Parallel")
+    names = names_assigned(user_frame(), len(extents), "i")
+    axes = tuple(Var(tracer.unique(name), extent=size) for name, size in zip(names, extents, strict=True))
+    scope = tracer.open("parallel", span)
+    values = tuple(Value(axis) for axis in axes)
+    whole = False
+    try:
+        yield values[0] if len(values) == 1 else values
+        whole = True
+    finally:
+        if not whole:
+            tracer.abandon(scope, "T.Parallel loop")
+    body = tracer.close(scope)
+    stores = tuple(stmt for stmt in body if isinstance(stmt, ir.Store))
+    plain = tuple(store for store in stores if not _reduces(tracer, store, axes))
+    if plain:
+        tracer.emit(ir.Parallel(axes, plain, span))
+    for store in stores:
+        if store not in plain:
+            _reduce_into(tracer, store, axes)
+    if vector_axis is not None:
+        names = ",".join(axis.name for axis in axes)
+        tracer.annotations.append(ir.Annotation("vector_axis", names, vector_axis % len(axes), span))
+
+
+def _reduces(tracer: Tracer, store: ir.Store, axes: tuple[Var, ...]) -> builtins.bool:
+    """Whether a store to a reducer leaves out one axis: every point along it adds to one element."""
+    return (
+        store.target.name in tracer.reducers
+        and len(store.index) == len(axes) - 1
+        and [entry for entry in axes if entry in store.index] == list(store.index)
+    )
+
+
+def _reduce_into(tracer: Tracer, store: ir.Store, axes: tuple[Var, ...]) -> None:
+    """`r[i] += value` over (i, j), as a tile of values and its reduction over j."""
+    kind = tracer.reducers[store.target.name]
+    own = Load(store.target, store.index)
+    operation = store.value
+    joins = isinstance(operation, Op) and operation.name == REDUCERS[kind]
+    arguments: tuple[Expr, ...] = operation.args if isinstance(operation, Op) and joins else (operation, operation)
+    if own not in arguments or not isinstance(store.target, ir.Buffer):
+        raise TileError(
+            f"{store.target.name} is a reducer: each point joins one value with it", store.span,
+            instead=f"{store.target.name}[…] += value" if kind == "sum" else f"T.{kind}({store.target.name}[…], value)",
+        )  # fmt: skip
+    value = arguments[1] if arguments[0] == own else arguments[0]
+    shape = tuple(axis.extent for axis in axes if axis.extent is not None)
+    tile = ir.Buffer(tracer.unique(f"{store.target.name}_values"), store.target.dtype, shape, "fragment", store.span)
+    tracer.buffers.append(tile)
+    tracer.versions[tile.name] = tracer.tick()
+    written = ir.Store(tile, axes, value, store.span, store.guard)
+    if store.guard is not None:
+        tracer.emit(ir.Fill(tile, const({"sum": 0.0, "max": -math.inf, "min": math.inf}[kind], tile.dtype), store.span))
+    tracer.emit(ir.Parallel(axes, (written,), store.span), writes=tile)
+    missing = next(number for number, axis in enumerate(axes) if axis not in store.index)
+    tracer.emit(ir.Reduce(kind, tile, store.target, missing, False, store.span), writes=store.target)
+
+
+REDUCERS = {"sum": "add", "max": "max", "min": "min"}
+
+
+def Pipelined(start: Operand, stop: Operand | None = None, num_stages: int = 2, **hints: Any) -> Iterator[Value]:
+    """A loop in order whose copies run `num_stages` iterations ahead of their use. `hints` are for GPUs."""
+    return _loop(start, stop, "pipelined", builtins.max(1, num_stages))
+
+
+def serial(start: Operand, stop: Operand | None = None, step: Operand | None = None) -> Iterator[Value]:
+    """A loop in order."""
+    if step is None:
+        return _loop(start, stop, "serial", 1)
+    return _stepped(start, stop, step, "serial")
+
+
+def unroll(
+    start: Operand, stop: Operand | None = None, step: Operand | None = None, **hints: Any
+) -> Iterator[Value]:  # fmt: skip
+    """A loop in order, written out by the back end."""
+    if step is None:
+        return _loop(start, stop, "unrolled", 1)
+    return _stepped(start, stop, step, "unrolled")
+
+
+Serial, Unroll, Vectorized = serial, unroll, vectorized
+
+
+def _stepped(start: Operand, stop: Operand | None, step: Operand, kind: str) -> Iterator[Value]:
+    first, last = (0, start) if stop is None else (start, stop)
+    if isinstance(step, int) and step < 1:
+        _fail(f"a loop with a step of {step}", "a step of at least 1")
+    begin, stride = index(first), index(step)
+    return (begin + turn * stride for turn in _loop((index(last) - begin + stride - 1) // stride, None, kind, 1))
+
+
+def _loop(start: Operand, stop: Operand | None, kind: str, stages: int) -> Iterator[Value]:
+    first, last = (0, start) if stop is None else (start, stop)
+    bounds = index(first), index(last)
+    tracer = current(f"a {kind} loop")
+    tracer.uses(*bounds)
+    return _iterations(bounds[0].expr, bounds[1].expr, kind, stages, user_span())
+
+
+def _iterations(start: Expr, stop: Expr, kind: str, stages: int, span: Span) -> Iterator[Value]:
+    tracer = current(f"a {kind} loop")
+    var = Var(tracer.unique(names_assigned(user_frame(), 1, "n")[0]), extent=stop)
+    scope = tracer.open("loop", span)
+    whole = False
+    try:
+        yield Value(var)
+        whole = True
+    finally:
+        if not whole:
+            tracer.abandon(scope, "loop")
+    tracer.emit(ir.For(var, start, kind, tracer.close(scope), stages, span))
+
+
+class If:
+    """`with T.If(condition):` runs its statements where the scalar condition holds; `with T.Else():` may follow."""
+
+    def __init__(self, condition: Operand) -> None:
+        self.tracer = current("T.If")
+        self.condition = lift(condition)
+        if self.condition.dtype is not DType.BOOL:
+            _fail(f"the condition is {self.condition.dtype}", "a comparison: T.If(x != 0)")
+        self.tracer.uses(self.condition)
+        self.scope: Scope | None = None
+
+    def __enter__(self) -> Self:
+        self.scope = self.tracer.open("T.If", user_span())
+        if self.scope.elementwise:
+            self.scope.guard = self.condition
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self.scope is not None:
+            body = self.tracer.close(self.scope)
+            around = self.tracer.scopes[-1]
+            if self.scope.elementwise:
+                around.body.extend(body)
+                around.tested = (len(around.body), self.condition)
+            else:
+                self.tracer.emit(ir.If(self.condition.expr, body, (), self.scope.span))
+
+
+class Else:
+    """The other side of the `T.If` just before it."""
+
+    def __init__(self) -> None:
+        self.tracer = current("T.Else")
+        around = self.tracer.scopes[-1] if self.tracer.scopes else None
+        last = around.body[-1] if around is not None and around.body else None
+        self.condition: ir.If | None = None
+        self.guard: Value | None = None
+        if around is not None and around.elementwise and around.tested and around.tested[0] == len(around.body):
+            self.guard = operate("not", around.tested[1])
+        elif isinstance(last, ir.If) and not last.otherwise:
+            self.condition = last
+        else:
+            _fail("T.Else without a T.If just before it", "`with T.If(condition):` first, on the same level")
+        self.scope: Scope | None = None
+
+    def __enter__(self) -> Self:
+        self.scope = self.tracer.open("T.Else", user_span())
+        self.scope.guard = self.guard
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None or self.scope is None:
+            return
+        otherwise = self.tracer.close(self.scope)
+        around = self.tracer.scopes[-1]
+        if self.condition is None:
+            around.body.extend(otherwise)
+        else:
+            around.body[-1] = dataclasses.replace(self.condition, otherwise=otherwise)
+
+
+class While:
+    """`with T.While(condition):` runs its statements again and again while the condition, read anew, holds."""
+
+    def __init__(self, condition: Operand) -> None:
+        self.tracer = current("T.While")
+        self.condition = lift(condition)
+        if self.condition.dtype is not DType.BOOL:
+            _fail(f"the condition is {self.condition.dtype}", "a comparison: T.While(x != 0)")
+        self.tracer.uses(self.condition)
+        self.scope: Scope | None = None
+
+    def __enter__(self) -> Self:
+        self.scope = self.tracer.open("loop", user_span())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self.scope is not None:
+            body = self.tracer.close(self.scope)
+            self.tracer.emit(ir.While(self.condition.expr, body, self.scope.span))
+
+
+def assert_(condition: Operand, message: str = "the assertion does not hold") -> None:
+    """The call of the kernel fails with `message` and this place unless `condition` holds."""
+    tracer, test = current("T.assert_"), lift(condition)
+    if test.dtype is not DType.BOOL:
+        _fail(f"the condition is {test.dtype}", "a comparison: T.assert_(x != 0, message)")
+    tracer.uses(test)
+    tracer.emit(ir.Assert(test.expr, str(message), user_span()))
+
+
+device_assert = assert_
+
+
+def print(*values: Any, msg: str = "") -> None:
+    """Write numbers, or all elements of one tile, to standard output when the kernel runs: for debugging."""
+    tracer = current("T.print")
+    texts = [value for value in values if isinstance(value, str)]
+    others = [value for value in values if not isinstance(value, str)]
+    message = " ".join([msg, *texts]).strip()
+    if len(others) == 1 and isinstance(others[0], Handle) and isinstance(others[0].source, ir.Buffer):
+        tracer.emit(ir.Print(message, others[0].source, user_span()))
+        return
+    numbers = tuple(lift(value) for value in others)
+    tracer.uses(*numbers)
+    tracer.emit(ir.Print(message, tuple(number.expr for number in numbers), user_span()))
+
+
+def _fail(message: str, instead: str) -> NoReturn:
+    raise TileError(message, user_span(), instead=instead)

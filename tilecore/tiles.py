@@ -1,0 +1,461 @@
+"""Tiles and operands of the tile language: allocating, copying, products, reductions, updates, and seeing otherwise.
+
+Comes in: handles of tiles and operands. Goes out: statements on whole tiles appended to the trace in progress.
+"""
+
+import builtins
+import enum
+from typing import Any, NoReturn
+
+from tilecore import ir
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, substitute
+from tilecore.contract.spec import Place, View
+from tilecore.errors import TileError, user_frame, user_span
+from tilecore.scalars import dtype_of
+from tilecore.tracer import (
+    Handle,
+    Region,
+    TensorType,
+    allocate,
+    current,
+    names_assigned,
+    reshaped_index,
+    settled,
+    tiles_of,
+)
+from tilecore.value import Operand, Value, assigned, described, extent, plain
+
+Flag = builtins.bool
+
+
+def alloc_shared(shape: Any, dtype: Any, scope: str = "shared") -> Handle:
+    """A tile of data staged for reuse by the whole task."""
+    return allocate(shape, _held(dtype), "shared")
+
+
+def alloc_fragment(shape: Any, dtype: Any, scope: str = "fragment") -> Handle:
+    """A tile of accumulators or row statistics, kept in registers where it fits."""
+    return allocate(shape, _held(dtype), "fragment")
+
+
+alloc_local = alloc_fragment  # a task is one thread here
+
+
+def alloc_var(dtype: "DType | str", init: Operand | None = None, scope: str = "local") -> Handle:
+    """One element, `v[0]`; in `T.prim_func` and `jit` the name itself is the element: `v = 1` stores, `v + 1` loads."""
+    handle = allocate((1,), dtype_of(dtype), "fragment")
+    if init is not None:
+        fill(handle, init)
+    return handle
+
+
+def alloc_reducer(shape: Any, dtype: "DType | str", op: str = "sum", replication: str | None = None) -> Handle:
+    """A tile into which `T.Parallel` joins values along one axis that it leaves out: `r[i] += x[i, j]` over (i, j).
+
+    `op` is "sum", "max" or "min"; fill it with what that begins from.
+    """
+    if op not in ("sum", "max", "min"):
+        _fail(f"a reducer of kind {op!r}", 'op="sum", "max" or "min"')
+    handle = allocate(shape, dtype_of(dtype), "fragment")
+    current("T.alloc_reducer").reducers[handle.source.name] = op
+    return handle
+
+
+def finalize_reducer(reducer: Handle) -> None:
+    """Nothing is left to do: a task is one thread here, whose values are joined at once."""
+    _buffer(reducer, "T.finalize_reducer")
+
+
+class PackedType(enum.Enum):
+    """4-bit integers, two to a byte in memory: a dtype of operands, read as int8 and uint8."""
+
+    INT4 = "int4"
+    UINT4 = "uint4"
+
+
+int4, uint4 = PackedType.INT4, PackedType.UINT4
+
+
+def _held(dtype: Any) -> DType:
+    """The type that tiles of `dtype` have: a 4-bit integer stands in a byte."""
+    packed = _packed(dtype)
+    return dtype_of(dtype) if packed is None else DType.I8 if packed is int4 else DType.U8
+
+
+def _packed(dtype: Any) -> PackedType | None:
+    if isinstance(dtype, PackedType):
+        return dtype
+    return next((packed for packed in PackedType if packed.value == dtype), None)
+
+
+class _TensorForm:
+    """`T.Tensor`: called or indexed."""
+
+    def __call__(self, shape: Any, dtype: Any = DType.F32, data: Handle | None = None) -> Any:
+        """The annotation of a parameter that is a whole dense tensor; with `data`, that tensor in another shape."""
+        dims = shape if isinstance(shape, tuple | list) else (shape,)
+        packed = _packed(dtype)
+        kind = TensorType(tuple(extent(dim) for dim in dims), _held(dtype), "" if packed is None else packed.value)
+        return kind if data is None else view(data, dims, dtype)
+
+    def __getitem__(self, form: Any) -> Any:
+        shape, dtype = form
+        return self(shape, dtype)
+
+
+Tensor = _TensorForm()
+Buffer = Tensor
+
+
+def dynamic(names: str, dtype: Any = None) -> Any:
+    """An extent known at run time, by name, which must be a whole dim of an input; several for "m, n"."""
+    found = tuple(Value(Sym(name.strip())) for name in names.split(","))
+    return found[0] if len(found) == 1 else found
+
+
+symbolic = dynamic
+
+
+def const_(names: Any, dtype: Any = None) -> Any:
+    """Extents that the arguments of a `jit` kernel give before it is compiled: `M, N = T.const("M, N")`.
+
+    `T.const(number, dtype)` is that number.
+    """
+    if not isinstance(names, str):
+        return Value(const(names, None if dtype is None else dtype_of(dtype)))
+    eager = current("T.const").eager
+    if eager is None:
+        _fail("T.const outside of a jit kernel that declares its tensors", "a Python number, or T.dynamic")
+    found: list[Any] = []
+    for name in (part.strip() for part in names.split(",")):
+        eager.named[name] = None
+        known = None if eager.constants is None else eager.constants.get(name)
+        if eager.constants is not None and known is None:
+            _fail(f"the extent {name} of T.const is a dim of no argument", f"{name}=… in compile()")
+        found.append(Value(Sym(name)) if known is None else known)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def empty(shape: Any, dtype: "DType | str" = DType.F32) -> Handle:
+    """A tensor that a `jit` kernel makes and returns."""
+    tracer = current("T.empty")
+    if tracer.eager is None:
+        _fail("T.empty outside of a jit kernel that declares its tensors", "a parameter, with its position in out_idx")
+    name = tracer.unique(names_assigned(user_frame(), 1, "out")[0])
+    handle = tracer.operand(name, Tensor(shape, dtype))
+    tracer.eager.made.append(handle)
+    return handle
+
+
+# ---- statements
+
+
+def copy(src: Any, dst: Any, **hints: Any) -> None:
+    """`dst` = `src`, cast to the type of `dst`. A side is a buffer, an operand at the tile's origin, or a slice.
+
+    `hints` (`coalesced_width`, `disable_tma`, …) are for GPUs.
+    """
+    source, target = tiles_of(src, dst)
+    current("T.copy").emit(ir.Copy(source, target, user_span()), writes=target.source)
+
+
+def gemm(
+    a: Handle, b: Handle, c: Handle, transpose_A: Flag = False, transpose_B: Flag = False, policy: Any = None,
+    clear_accum: Flag = False, *, clear: Flag = False, register_tile: tuple[int, int] | None = None, **hints: Any,
+) -> None:  # fmt: skip
+    """`c` += `a` · `b`; `clear` (or `clear_accum`) overwrites `c`.
+
+    `register_tile` = (rows, vectors) of accumulators is what a CPU keeps in registers; it is chosen otherwise. `policy`
+    and `hints` (`k_pack`, `wg_wait`, …) are for GPUs.
+    """
+    left, right, total = _buffer(a, "T.gemm"), _buffer(b, "T.gemm"), _target(c, "T.gemm")
+    span, tracer = user_span(), current("T.gemm")
+    if register_tile is not None:
+        tracer.annotations.append(ir.Annotation("register_tile", total.name, register_tile, span))
+    tracer.emit(ir.Gemm(left, right, total, transpose_A, transpose_B, clear or clear_accum, span), writes=total)
+
+
+class GemmWarpPolicy(enum.Enum):
+    """How warps share a product on a GPU; on a CPU it changes nothing."""
+
+    Square = 0
+    FullRow = 1
+    FullCol = 2
+
+
+def fill(dst: Any, value: Operand) -> None:
+    """Every element of `dst` = `value`."""
+    target = _target(dst, "T.fill")
+    stored = assigned(value, target.dtype)
+    tracer = current("T.fill")
+    tracer.uses(stored)
+    tracer.emit(ir.Fill(target, stored.expr, user_span()), writes=target)
+
+
+def clear(dst: Handle) -> None:
+    """Every element of `dst` = 0."""
+    fill(dst, False if dst.dtype is DType.BOOL else 0)
+
+
+def reduce(src: Handle, dst: Handle, kind: str, dim: int = -1, clear: Flag = True) -> None:
+    """`dst` = the `kind` of `src` over axis `dim` (see `ir.Reduce`); joined with the old `dst` unless `clear`."""
+    source, target = _buffer(src, f"T.reduce_{kind}"), _target(dst, f"T.reduce_{kind}")
+    rank = len(source.shape)
+    if not -rank <= dim < rank:
+        _fail(f"{src} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
+    if source.dtype is not target.dtype and source.dtype.row.kind == target.dtype.row.kind:
+        source = _converted(source, target.dtype)
+    statement = ir.Reduce(kind, source, target, dim % rank, clear, user_span())
+    current("T.reduce").emit(statement, writes=target)
+
+
+def reduce_sum(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+    """`dst` = the sum of `src` over axis `dim`; 0 over no elements."""
+    reduce(src, dst, "sum", dim, clear)
+
+
+def reduce_max(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, *, nan_propagate: Flag = True) -> None:
+    """`dst` = the largest of `src` over axis `dim`, NaN if any is; -inf over no elements.
+
+    Without `nan_propagate` elements that are NaN count for nothing, which costs a third.
+    """
+    reduce(src, dst, "max" if nan_propagate else "fmax", dim, clear)
+
+
+def reduce_min(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+    """`dst` = the smallest of `src` over axis `dim`, NaN if any is; inf over no elements."""
+    reduce(src, dst, "min", dim, clear)
+
+
+def reduce_prod(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+    """`dst` = the product of `src` over axis `dim`; 1 over no elements."""
+    reduce(src, dst, "prod", dim, clear)
+
+
+def reduce_absmax(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+    """`dst` = the largest magnitude of `src` over axis `dim`; 0 over no elements."""
+    reduce(_magnitudes(src, "T.reduce_absmax"), dst, "max", dim, clear)
+
+
+def reduce_abssum(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+    """`dst` = the sum of the magnitudes of `src` over axis `dim`."""
+    reduce(_magnitudes(src, "T.reduce_abssum"), dst, "sum", dim, clear)
+
+
+def reduce_bitand(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+    """`dst` = the bits that are set in every element of `src` along axis `dim`; all bits over no elements."""
+    reduce(src, dst, "bitand", dim, clear)
+
+
+def reduce_bitor(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+    """`dst` = the bits that are set in any element of `src` along axis `dim`."""
+    reduce(src, dst, "bitor", dim, clear)
+
+
+def reduce_bitxor(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+    """`dst` = the bits that are set in an odd number of elements of `src` along axis `dim`."""
+    reduce(src, dst, "bitxor", dim, clear)
+
+
+def cumsum(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag = False) -> None:
+    """`dst` (or `src` itself) = the running sums of `src` along axis `dim`, from its end with `reverse`."""
+    source = _buffer(src, "T.cumsum")
+    target = _target(src if dst is None else dst, "T.cumsum")
+    rank = len(source.shape)
+    if not -rank <= dim < rank:
+        _fail(f"{src} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
+    current("T.cumsum").emit(ir.CumSum(source, target, dim % rank, reverse, user_span()), writes=target)
+
+
+def atomic_add(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:
+    """Add `value` to an element, or a tile to a rectangle, of an output that other tasks add to as well.
+
+    The output holds what the caller gave, or 0 where the call makes it.
+    """
+    _update(dst, value, "add")
+
+
+def atomic_max(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:
+    """Raise an element, or a rectangle, of an output to `value`."""
+    _update(dst, value, "max")
+
+
+def atomic_min(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:
+    """Lower an element, or a rectangle, of an output to `value`."""
+    _update(dst, value, "min")
+
+
+def _update(dst: Any, value: Any, kind: str) -> None:
+    tracer = current(f"T.atomic_{kind}")
+    if isinstance(dst, Value) and not isinstance(value, Handle | Region):
+        _update_element(dst, value, kind)
+        return
+    source, target = tiles_of(value, dst)
+    span = user_span()
+    if not isinstance(target.source, Place) or not isinstance(source.source, ir.Buffer):
+        _fail(f"T.atomic_{kind} of {described(value)} to {described(dst)}", "a tile buffer added to an output")
+    walked = [(axis, size) for axis, size in enumerate(source.shape) if size != const(1)]
+    axes = tuple(Var(tracer.unique("i"), extent=size) for _, size in walked)
+    place = dict(zip((axis for axis, _ in walked), axes, strict=True))
+    read = tuple(start + place.get(axis, const(0)) for axis, start in enumerate(source.origin))
+    wide = [axis for axis, size in enumerate(target.shape) if size != const(1)]
+    if [target.shape[axis] for axis in wide] != [size for _, size in walked]:
+        _fail(f"T.atomic_{kind} of a tile to a rectangle of another shape", "the same extents, those of 1 apart")
+    moved = dict(zip(wide, axes, strict=True))
+    written = tuple(start + moved.get(axis, const(0)) for axis, start in enumerate(target.origin))
+    item = cast(Load(source.source, read), target.source.dtype)
+    store = ir.Store(target.source, written, item, span, None, kind)
+    tracer.emit(ir.Parallel(axes, (store,), span) if axes else store)
+
+
+def _update_element(dst: Value, value: Any, kind: str) -> None:
+    tracer, found = current(f"T.atomic_{kind}"), dst.expr
+    if not isinstance(found, Load):
+        _fail(f"T.atomic_{kind} of {described(dst)}", "an element of an output: C[i, j]")
+    position = tuple(Value(entry) for entry in found.index)
+    source = found.source
+    if isinstance(source, ir.Buffer):  # a task is one thread: nothing comes between
+        joined = {"add": lambda: dst + value}.get(kind)
+        new = joined() if joined else Value(binary(kind, found, assigned(value, dst.dtype).expr), dst.reads)
+        tracer.store(source, found.index, assigned(new, dst.dtype), position)
+        return
+    place = source if isinstance(source, Place) else tracer.places.get(source) if isinstance(source, View) else None
+    if place is None:
+        _fail(f"{getattr(source, 'name', source)} is an input: it cannot be updated", "an output operand")
+    tracer.store(place, found.index, assigned(value, place.dtype), position, kind)
+
+
+# ---- seeing otherwise
+
+
+def view(src: Handle, shape: Any = None, dtype: Any = None) -> Handle:
+    """`src` in another shape of as many elements, and its bits as a dtype as wide: nothing is moved."""
+    sizes = src.shape if shape is None else shape if isinstance(shape, tuple | list) else (shape,)
+    dims = tuple(extent(size) for size in sizes)
+    if _count(dims) != _count(src.extents):
+        text = ", ".join(map(str, dims))
+        _fail(f"{src} has {_count(src.extents)} elements, [{text}] has {_count(dims)}", "a shape of as many elements")
+    bits = None if dtype is None or dtype_of(dtype) is src.dtype else dtype_of(dtype)
+    if bits is not None and bits.row.bytes != src.dtype.row.bytes:
+        _fail(f"{src} seen as {bits}, which is not as wide", "a dtype of as many bytes")
+    if isinstance(src.source, ir.Buffer):
+        inner = src.source.shape
+        return Handle(src.source, None, None if dims == inner else dims, bits or src.bits)
+    if bits is not None or not isinstance(src.source, View):
+        _fail(f"{src} cannot be seen as {bits or 'another shape'}", "T.reinterpret of its elements")
+    return _reshaped_operand(src, src.source, dims)
+
+
+def reshape(src: Handle, shape: Any) -> Handle:
+    """`src` in another shape of as many elements: nothing is moved."""
+    return view(src, shape)
+
+
+def _reshaped_operand(src: Handle, source: View, dims: tuple[Expr, ...]) -> Handle:
+    tracer = current("T.reshape")
+    name = tracer.unique(f"{source.name}_reshaped")
+    axes = tuple(Var(f"{name}_{i}", extent=dim) for i, dim in enumerate(dims))
+    moved: dict[Expr, Expr] = dict(zip(source.axes, reshaped_index(axes, dims, source.shape), strict=True))
+    place = None
+    if src.place is not None:
+        inside = dict(zip(src.place.axes, reshaped_index(axes, dims, src.place.shape), strict=True))
+        at: dict[Expr, Expr] = dict(inside.items())
+        place = Place(src.place.tensor, axes, tuple(substitute(entry, at) for entry in src.place.index))
+    handle = Handle(View(name, axes, substitute(source.value, moved)), place)
+    tracer.add(handle)
+    return handle
+
+
+def _count(dims: tuple[Expr, ...]) -> Expr:
+    total: Expr = const(1)
+    for dim in dims:
+        total = total * dim
+    return total
+
+
+# ---- annotations and hints
+
+
+class LayoutHint(enum.Enum):
+    """Layouts for `T.annotate_layout`: rows, packed panels of an axis, or whatever suits (swizzles are for GPUs)."""
+
+    ROWS = "rows"
+    PANELS_0 = "panels of axis 0"
+    PANELS_1 = "panels of axis 1"
+    ANY = "any"
+
+
+def rows() -> LayoutHint:
+    """Rows, each padded to whole panels."""
+    return LayoutHint.ROWS
+
+
+def panels(axis: int) -> LayoutHint:
+    """Packed panels whose elements along `axis` stand side by side: what a product wants of its right operand."""
+    if axis not in (0, 1):
+        _fail(f"panels of axis {axis}", "0 or 1")
+    return LayoutHint.PANELS_1 if axis else LayoutHint.PANELS_0
+
+
+def annotate_layout(layouts: Any) -> None:
+    """Say how tiles lie in memory; inference decides for the others. A layout that cannot be is an error."""
+    tracer = current("T.annotate_layout")
+    for tile, layout in dict(layouts).items():
+        if not isinstance(layout, LayoutHint):
+            _fail(f"{described(layout)} is no layout", "T.rows(), T.panels(axis) or make_swizzled_layout(tile)")
+        if layout is not LayoutHint.ANY:
+            buffer = _buffer(tile, "T.annotate_layout")
+            tracer.annotations.append(ir.Annotation("layout", buffer.name, layout.value, user_span()))
+
+
+def annotate_tasks(count: int) -> None:
+    """How many neighbouring tasks, along the first axis of the grid first, one thread takes at a time."""
+    if count < 1:
+        _fail(f"{count} tasks at a time", "at least 1")
+    current("T.annotate_tasks").annotations.append(ir.Annotation("tasks", "", count, user_span()))
+
+
+def use_swizzle(*arguments: Any, **hints: Any) -> None:
+    """The order of tiles for a GPU's cache: nothing on a CPU."""
+
+
+no_set_max_nreg = annotate_l2_hit_ratio = annotate_safe_value = annotate_padding = use_swizzle
+disable_warp_group_reg_alloc = sync_threads = use_swizzle
+
+
+def _converted(source: ir.Buffer, dtype: DType) -> ir.Buffer:
+    tile = allocate(tuple(plain(dim) for dim in source.shape), dtype, "fragment")
+    copy(Handle(source), tile)
+    assert isinstance(tile.source, ir.Buffer)
+    return tile.source
+
+
+def _magnitudes(src: Handle, what: str) -> Handle:
+    source = _buffer(src, what)
+    tracer, span = current(what), user_span()
+    tile = allocate(src.shape, source.dtype, "fragment")
+    axes = tuple(Var(tracer.unique("i"), extent=dim) for dim in source.shape)
+    value = abs(Value(Load(source, axes))).expr
+    assert isinstance(tile.source, ir.Buffer)
+    tracer.emit(ir.Parallel(axes, (ir.Store(tile.source, axes, value, span),), span), writes=tile.source)
+    return tile
+
+
+def _target(tile: Any, what: str) -> ir.Buffer:
+    """A buffer that is written as a whole."""
+    if isinstance(tile, Handle) and tile.is_seen_otherwise:
+        return _fail(f"{what} cannot write {tile}, which is another tile seen otherwise", "a tile of its own")
+    return _buffer(tile, what)
+
+
+def _buffer(tile: Any, what: str) -> ir.Buffer:
+    if isinstance(tile, Handle) and isinstance(tile.source, ir.Buffer):
+        found = settled(tile).source
+        assert isinstance(found, ir.Buffer)
+        return found
+    return _fail(f"{what} works on whole tile buffers, found {described(tile)}", "T.copy it to a buffer first")
+
+
+def _fail(message: str, instead: str) -> NoReturn:
+    raise TileError(message, user_span(), instead=instead)
