@@ -8,7 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Var, apply, binary, const, nonnegative, rewrite, select, substitute
+from tilecore.contract.expr import (
+    Expr,
+    Load,
+    Var,
+    apply,
+    binary,
+    const,
+    loads,
+    nonnegative,
+    rewrite,
+    select,
+    substitute,
+)
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, Tensor, View
 from tilecore.infer import Plan
@@ -94,7 +106,7 @@ class Addresses:
         value = self.view_element(view, index)
         if not isinstance(value, Load) or not isinstance(value.source, Tensor):
             return None
-        if conditions(value.index, value.source.shape):
+        if conditions(value.index, value.source.shape) or any(loads(position) for position in value.index):
             return None
         return self.tensor_element(value.source, value.index)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Var, binary, const, nonnegative
+from tilecore.contract.expr import Expr, Var, binary, const, loads, nonnegative
 from tilecore.graph import Axis, TileGraph, build_graph, split_affine
 from tilecore.ir import Buffer, Gemm, Parallel, Program, Reduce
 from tilecore.needed import class_extents, in_scope, needed_extents
@@ -179,6 +179,8 @@ def _live_extents(graph: TileGraph) -> dict[int, Expr]:
     for index, extent in class_extents(graph).items():
         own = [bound for bound in graph.bounds if graph.classes[bound.axis] == index]
         real = [bound for bound in own if not nonnegative(bound.limit - extent)]
+        if any(loads(bound.limit) for bound in real):
+            continue  # where the data ends is data itself
         if real and all(a.limit == b.limit for a, b in pairwise(real)) and in_scope(graph, index, real[0].limit):
             candidates[index] = (real[0].limit, binary("min", extent, real[0].limit))
     while True:

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ class JitKernel:
     name: str
     parameters: tuple[str, ...]
     returned: tuple[str, ...]
+    workspaces: tuple[str, ...]  # made for a call and given up after it
     steps: tuple[Step, ...]
     config: Mapping[str, Any]  # Python arguments and tile extents that it was traced with
     threads: int
@@ -117,7 +118,7 @@ class JitKernel:
         for name, tensor in written.items():
             if name in arrays:
                 check_written(tensor, arrays[name], arrays)
-        for name in self.returned:
+        for name in (*self.returned, *self.workspaces):
             arrays[name] = self._fresh(tensors[name], values)
         for step in self.steps:
             self._run(step, arrays, values)
@@ -224,7 +225,8 @@ def build(
 ) -> JitKernel:
     """The kernel of a scripted function."""
     extents = {name: int(value) for name, value in (config or {}).items() if _is_auto(function, name)}
-    programs, result = trace_all(function, operands=operands, extents=extents, eager=eager)
+    traced = trace_all(function, operands=operands, extents=extents, eager=eager)
+    programs, result = traced.programs, traced.result
     names = [name for name in inspect.signature(function).parameters if name not in (operands or {})]
     tensors = {tensor.name for program in programs for tensor in (*program.inputs, *program.outputs)}
     parameters = tuple(name for name in names if name in tensors or _is_parameter(function, name))
@@ -238,7 +240,10 @@ def build(
     steps = tuple(_step(program, settings) for program in programs)
     threads = settings.threads or len(os.sched_getaffinity(0))
     shown = {**(config or {}), "target": target.name}
-    return JitKernel(function.__name__, parameters, returned, steps, shown, threads, ThreadPoolExecutor(threads))
+    workspaces = tuple(tensor.name for tensor in traced.workspaces)
+    return JitKernel(
+        function.__name__, parameters, returned, workspaces, steps, shown, threads, ThreadPoolExecutor(threads)
+    )
 
 
 def _is_parameter(function: Callable[..., Any], name: str) -> bool:
@@ -408,10 +413,7 @@ class Jit:
 def build_prim(made: PrimFunc, settings: Settings, config: Mapping[str, Any]) -> JitKernel:
     """The kernel that a factory returned."""
     kernel = build(made.function, settings)
-    return JitKernel(
-        kernel.name, kernel.parameters, kernel.returned, kernel.steps, {**config, **kernel.config}, kernel.threads,
-        kernel.pool,
-    )  # fmt: skip
+    return replace(kernel, config={**config, **kernel.config})
 
 
 def _solve(name: str, kind: TensorType, shape: tuple[int, ...] | None, solved: dict[str, int]) -> None:

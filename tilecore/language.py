@@ -85,6 +85,7 @@ from tilecore.tiles import (
     GemmWarpPolicy,
     Tensor,
     alloc_fragment,
+    alloc_global,
     alloc_local,
     alloc_reducer,
     alloc_shared,
@@ -142,6 +143,7 @@ __all__ = [
     "Kernel",
     "Parallel",
     "Pipelined",
+    "PrimExpr",
     "Select",
     "Serial",
     "Tensor",
@@ -151,6 +153,7 @@ __all__ = [
     "While",
     "abs",
     "alloc_fragment",
+    "alloc_global",
     "alloc_local",
     "alloc_reducer",
     "alloc_shared",
@@ -257,6 +260,7 @@ __all__ = [
 
 auto = AUTO
 dtype = DType
+PrimExpr = Value  # what annotations of helper functions say
 float, half = float32, float16
 thread_only = {
     "get_thread_binding": "a task is one thread on a CPU: T.Parallel over the elements in place of the thread's index",

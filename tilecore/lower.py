@@ -137,11 +137,12 @@ def _body(body: tuple[Stmt, ...], lowering: Lowering) -> Iterator[LoopStmt]:
 def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
     match stmt:
         case For():
+            start, stop = (lowering.addresses.resolve(bound) for bound in (stmt.start, _stop(stmt)))
             if _stop(stmt) - stmt.start == const(1):
-                yield Let(stmt.var, stmt.start)
+                yield Let(stmt.var, start)
                 yield from _body(stmt.body, lowering)
             else:
-                yield Loop(stmt.var, stmt.start, _stop(stmt), tuple(_body(stmt.body, lowering)), 1, stmt.span)
+                yield Loop(stmt.var, start, stop, tuple(_body(stmt.body, lowering)), 1, stmt.span)
         case While():
             body = tuple(_body(stmt.body, lowering))
             yield Repeat(lowering.addresses.resolve(stmt.condition), body, stmt.span)

@@ -148,6 +148,15 @@ def empty(shape: Any, dtype: "DType | str" = DType.F32) -> Handle:
     return handle
 
 
+def alloc_global(shape: Any, dtype: "DType | str") -> Handle:
+    """A tensor that one `T.Kernel` of a function writes and a later one reads; a call makes it."""
+    tracer = current("T.alloc_global")
+    handle = tracer.operand(tracer.unique(names_assigned(user_frame(), 1, "workspace")[0]), Tensor(shape, dtype))
+    assert handle.place is not None
+    tracer.workspaces.append(handle.place.tensor)
+    return handle
+
+
 # ---- statements
 
 

@@ -7,6 +7,7 @@ variables are those the author assigned to, made unique.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tilecore.contract.dtype import DType
@@ -34,6 +35,15 @@ class Auto:
 AUTO = Auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A function's programs, one per `T.Kernel`, what it returned, and the tensors that it made for itself."""
+
+    programs: tuple[Program, ...]
+    result: Any
+    workspaces: tuple[Tensor, ...]
+
+
 def trace(
     kernel: Callable[..., None],
     *,
@@ -50,7 +60,7 @@ def trace(
     TileError for a wrong kernel; `debug` keeps the front end's own frames in its traceback.
     """
     try:
-        (first, *more), _ = _trace(kernel, inputs, dict(operands or {}), extents, None)
+        first, *more = _trace(kernel, inputs, dict(operands or {}), extents, None).programs
         if more:
             raise TileError(SECOND, more[0].span, instead=f"tilecore.jit for a function of several; {ONE}")
         return first
@@ -66,8 +76,8 @@ def trace_all(
     operands: Mapping[str, Any] | None = None,
     extents: Mapping[str, int] | None = None,
     eager: Eager | None = None,
-) -> tuple[tuple[Program, ...], Any]:
-    """The programs of `kernel`, one per `T.Kernel`, to be run in order, and what the function returned.
+) -> Traced:
+    """The programs of `kernel`, one per `T.Kernel`, to be run in order.
 
     With `eager` the body declares its tensors; `SignatureKnownError` when its constants are not known yet.
     """
@@ -83,7 +93,7 @@ def _trace(
     operands: dict[str, Any],
     extents: Mapping[str, int] | None,
     eager: Eager | None,
-) -> tuple[tuple[Program, ...], Any]:
+) -> Traced:
     code = kernel.__code__
     span = Span(code.co_filename, code.co_firstlineno, 0, code.co_firstlineno, 0)
     arguments, tunables, phantoms = _arguments(kernel, span, operands, extents)
@@ -115,7 +125,7 @@ def _trace(
     )
     for program in programs:
         verify(program)
-    return programs, result
+    return Traced(programs, result, tuple(tracer.workspaces))
 
 
 def _arguments(

@@ -228,6 +228,7 @@ class Tracer:
     reducers: dict[str, str] = field(default_factory=dict)  # buffer → kind
     handles: list[Handle] = field(default_factory=list)  # operands beside the parameters
     eager: Eager | None = None
+    workspaces: list[Tensor] = field(default_factory=list)  # tensors that hand results from one T.Kernel to the next
     broken: TileError | None = None
 
     def unique(self, name: str) -> str:
