@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from runtime.oracle_images import IMAGE_OPS
 from runtime.oracle_loops import stacked, stacking, steps_of, straightened, turned_back
 
 Array = npt.NDArray[Any]
@@ -130,6 +131,7 @@ class MeanVarianceNormalization(OpRun):
 NEW_OPS: list[type[OpRun]] = [
     *(Erf, GatherElements, DequantizeLinear, QuantizeLinear),
     *(MatMulNBits, MeanVarianceNormalization),
+    *IMAGE_OPS,
 ]
 
 
@@ -384,6 +386,8 @@ def _reduction_length(node: onnx.NodeProto, known: Mapping[str, Array]) -> int:
         case "LinearAttention":
             heads = next(attribute.i for attribute in node.attribute if attribute.name == "q_num_heads")
             return shapes[0][1] * (shapes[0][-1] // heads)
+        case "GroupNorm" | "SkipGroupNorm":
+            return math.prod(shapes[0][1:])
         case "Einsum" | "Attention" | "FlexAttention":
             return max(size for shape in shapes for size in shape)
         case name if name.startswith("Reduce") or name in ("GlobalAveragePool", "CumSum", "InstanceNormalization"):

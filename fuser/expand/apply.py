@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from fuser.expand import grouped_query, multi_head, positions, standard
+from fuser.expand import diffusion, grouped_query, multi_head, positions, standard
 from fuser.expand.writer import DOMAIN, Form, FormError
 from fuser.graph import release
 from fuser.shapes import Shapes
@@ -21,10 +21,24 @@ Definition = Callable[[Form, str], ir.Function]
 
 CONTRIB: Mapping[str, Definition] = {  # domain com.microsoft
     "Attention": multi_head.attention,
+    "BiasAdd": diffusion.bias_add,
+    "BiasSplitGelu": diffusion.bias_split_gelu,
     "EmbedLayerNormalization": positions.embed_layer_normalization,
+    "FusedGemm": diffusion.fused_gemm,
+    "GroupNorm": diffusion.group_norm,
     "GroupQueryAttention": grouped_query.grouped_query_attention,
     "MultiHeadAttention": multi_head.multi_head_attention,
     "RotaryEmbedding": positions.rotary_embedding,
+    "SkipGroupNorm": diffusion.skip_group_norm,
+}
+WITHOUT_DEFINITION: Mapping[str, str] = {  # of the same domain: why
+    "DecoderMaskedMultiHeadAttention": "it writes into a shared cache at a length that is known at run time only",
+    "DecoderMaskedSelfAttention": "it writes into a shared cache at a length that is known at run time only",
+    "LongformerAttention": "which tokens are global is known at run time only",
+    "PackedAttention": "its sequences lie end to end, from offsets that are known at run time only",
+    "PackedMultiHeadAttention": "its sequences lie end to end, from offsets that are known at run time only",
+    "PagedAttention": "its cache lies in pages that are known at run time only",
+    "SparseAttention": "which blocks it attends to is known at run time only",
 }
 
 
@@ -83,7 +97,13 @@ def definition_of(node: ir.Node) -> Definition | None:
     """How to write the operator's definition; None for operators that need none."""
     if _kind(node) in standard.FORMS:
         return standard.define
-    return CONTRIB.get(node.op_type) if node.domain == "com.microsoft" else None
+    if node.domain != "com.microsoft":
+        return None
+    return _refuse if node.op_type in WITHOUT_DEFINITION else CONTRIB.get(node.op_type)
+
+
+def _refuse(form: Form, _key: str) -> ir.Function:
+    raise FormError(WITHOUT_DEFINITION[form.node.op_type])
 
 
 def _kind(node: ir.Node) -> tuple[str, str]:
@@ -92,7 +112,10 @@ def _kind(node: ir.Node) -> tuple[str, str]:
 
 def runs_in_pieces_only(node: ir.Node) -> bool:
     """Whether ONNX Runtime has no kernel for the operator itself."""
-    return _kind(node) in standard.WITHOUT_KERNEL
+    domain, name = _kind(node)
+    if domain == "com.microsoft":
+        return name in diffusion.WITHOUT_KERNEL
+    return (domain, name) in standard.WITHOUT_KERNEL
 
 
 def origin_of(node: ir.Node) -> str:

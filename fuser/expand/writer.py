@@ -155,6 +155,12 @@ class Form:
             return self.op("Unsqueeze", value, axes=axes)
         return self.op("Unsqueeze", value, self.ints(*axes))
 
+    def mean(self, value: ir.Value, axis: int) -> ir.Value:
+        """ReduceMean over one axis, which stays as 1, in the form of the opset."""
+        if self.opset < 18:
+            return self.op("ReduceMean", value, axes=(axis,), keepdims=1)
+        return self.op("ReduceMean", value, self.ints(axis), keepdims=1)
+
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> list[ir.Value]:
         """Split into known sizes in the form of the opset."""
         if self.opset < 13:
