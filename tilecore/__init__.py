@@ -8,11 +8,25 @@ def double(A: T.Tensor((T.dynamic("n"),), "float32"), B: T.Tensor((T.dynamic("n"
 """
 
 from tilecore import layout
+from tilecore.call import KernelError
 from tilecore.contract.dtype import DType
+from tilecore.errors import TileError
 from tilecore.jitted import Jit, JitKernel, autotune, compile, jit
 from tilecore.scalars import ceildiv as cdiv
 
-__all__ = ["DType", "Jit", "JitKernel", "PassConfigKey", "autotune", "cdiv", "compile", "jit", "layout"]
+__all__ = [
+    "DType",
+    "Jit",
+    "JitKernel",
+    "KernelError",
+    "PassConfigKey",
+    "TileError",
+    "autotune",
+    "cdiv",
+    "compile",
+    "jit",
+    "layout",
+]
 
 
 class _AnyName(type):

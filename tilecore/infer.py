@@ -57,6 +57,7 @@ class Plan:
     layouts: Mapping[str, Layout]
     register_tile: RegisterTile
     vector_axis: Mapping[Parallel, Var | None]
+    tasks: int | None = None  # neighbours that one thread takes at a time; None leaves that to kept copies
 
     def extent(self, axis: Axis, full: Expr) -> Expr:
         """Elements of `axis` that work must cover."""
@@ -75,13 +76,18 @@ def infer(program: Program, target: Target) -> Plan:
     """The plan for a concrete program. InferenceError when constraints conflict."""
     graph = build_graph(program)
     _check_reductions(graph)
-    layouts = _layouts(graph)
+    layouts = _layouts(graph, annotated_layouts(program))
+    given = {note.subject: int(note.value) for note in program.annotations if note.what == "vector_axis"}  # type: ignore[arg-type]
     vector_axis = {
-        node.stmt: choose_vector_axis(node.stmt, layouts) for node in graph.nodes if isinstance(node.stmt, Parallel)
+        node.stmt: _given_axis(node.stmt, given) or choose_vector_axis(node.stmt, layouts)
+        for node in graph.nodes
+        if isinstance(node.stmt, Parallel)
     }
     live = _live_extents(graph)
     needed = needed_extents(graph, live)
-    return Plan(program, graph, target, live, needed, layouts, choose_register_tile(target), vector_axis)
+    return Plan(
+        program, graph, target, live, needed, layouts, register_tile(program, target), vector_axis, tasks_of(program)
+    )
 
 
 def describe_plan(plan: Plan) -> str:
@@ -97,6 +103,11 @@ def describe_plan(plan: Plan) -> str:
         live, needed = plan.live.get(index), plan.needed.get(index)
         extents = (f", live {live}" if live else "") + (f", needed {needed}" if needed else "")
         lines.append(f"axis class {index}: {members}{extents}")
+    for stmt, axis in plan.vector_axis.items():
+        axes = ", ".join(each.name for each in stmt.axes)
+        lines.append(f"parallel {axes}: vectors along {axis.name if axis else 'none'}")
+    if plan.tasks is not None:
+        lines.append(f"threads take {plan.tasks} tasks at a time")
     return "\n".join(lines) + "\n"
 
 
@@ -111,8 +122,8 @@ def choose_register_tile(target: Target, columns: int = 64) -> RegisterTile:
     return max(candidates, key=lambda t: (t.rows * t.vectors / (t.rows + t.vectors), t.vectors))
 
 
-def _layouts(graph: TileGraph) -> dict[str, Layout]:
-    layouts: dict[str, Layout] = {}
+def _layouts(graph: TileGraph, given: Mapping[str, Layout]) -> dict[str, Layout]:
+    layouts = dict(given)
     for node in graph.nodes:
         if not isinstance(node.stmt, Gemm):
             continue
@@ -126,10 +137,77 @@ def _layouts(graph: TileGraph) -> dict[str, Layout]:
         for buffer, demand in demands:
             known = layouts.setdefault(buffer.name, demand)
             if (known.kind, known.column) != (demand.kind, demand.column):
-                raise InferenceError(_conflict(buffer, known, demand))
+                raise InferenceError(_conflict(buffer.name, known, demand))
     for buffer in graph.program.buffers:
         layouts.setdefault(buffer.name, Layout("rows", len(buffer.shape) - 1))
     return layouts
+
+
+ANNOTATED = {"rows": ("rows", None), "panels of axis 0": ("panels", 0), "panels of axis 1": ("panels", 1)}
+
+
+def annotated_layouts(program: Program) -> dict[str, Layout]:
+    """The layouts that the kernel's text gives. InferenceError for two that differ."""
+    shapes = {buffer.name: buffer.shape for buffer in program.buffers}
+    found: dict[str, Layout] = {}
+    for note in program.annotations:
+        if note.what != "layout" or note.subject not in shapes:
+            continue
+        kind, column = ANNOTATED[str(note.value)]
+        rank = len(shapes[note.subject])
+        if kind == "panels" and rank != 2:
+            raise InferenceError(_at(note.span, f"{note.subject} has {rank} axes; packed panels have 2"))
+        layout = Layout(kind, rank - 1 if column is None else column, note.span)
+        known = found.setdefault(note.subject, layout)
+        if (known.kind, known.column) != (layout.kind, layout.column):
+            raise InferenceError(_conflict(note.subject, known, layout))
+    return found
+
+
+def register_tile(program: Program, target: Target) -> RegisterTile:
+    """The register tile that a product's text gives, or the best. InferenceError for two, or one that does not fit."""
+    notes = [note for note in program.annotations if note.what == "register_tile"]
+    for note in notes[1:]:
+        if note.value != notes[0].value:
+            raise InferenceError(
+                "a kernel has one register tile\n"
+                + _at(notes[0].span, f"it is {notes[0].value} here")
+                + "\n"
+                + _at(note.span, f"and {note.value} here")
+            )
+    if not notes:
+        return choose_register_tile(target)
+    rows, vectors = notes[0].value  # type: ignore[misc]
+    tile = RegisterTile(int(rows), int(vectors))
+    if tile.rows < 1 or tile.vectors < 1 or tile.vectors % target.smallest_vectors or not target.fits(tile):
+        need = tile.rows * tile.vectors + tile.vectors + 1
+        raise InferenceError(
+            _at(
+                notes[0].span,
+                f"a register tile of {tile.rows} rows × {tile.vectors} vectors takes {need} registers of "
+                f"{target.registers}, and vectors come in multiples of {target.smallest_vectors}",
+            )
+        )
+    return tile
+
+
+def tasks_of(program: Program) -> int | None:
+    """How many tasks the kernel's text gives a thread at a time. InferenceError for two numbers."""
+    notes = [note for note in program.annotations if note.what == "tasks"]
+    for note in notes[1:]:
+        if note.value != notes[0].value:
+            both = [_at(each.span, f"{each.value} tasks at a time") for each in (notes[0], note)]
+            raise InferenceError("threads take tasks in one way\n" + "\n".join(both))
+    return int(notes[0].value) if notes else None  # type: ignore[arg-type]
+
+
+def _given_axis(parallel: Parallel, given: Mapping[str, int]) -> Var | None:
+    names = ",".join(axis.name for axis in parallel.axes)
+    return parallel.axes[given[names]] if names in given else None
+
+
+def _at(span: Span | None, message: str) -> str:
+    return span.render(message) if span else message
 
 
 def _check_reductions(graph: TileGraph) -> None:
@@ -153,12 +231,12 @@ def _check_gemm_types(gemm: Gemm) -> None:
         )
 
 
-def _conflict(buffer: Buffer, known: Layout, demand: Layout) -> str:
+def _conflict(buffer: str, known: Layout, demand: Layout) -> str:
     def use(layout: Layout) -> str:
         what = f"packed panels of axis {layout.column}" if layout.kind == "panels" else "plain rows"
-        return layout.span.render(f"needs {buffer.name} as {what}") if layout.span else f"needs it as {what}"
+        return layout.span.render(f"needs {buffer} as {what}") if layout.span else f"needs it as {what}"
 
-    return f"{buffer.name} is used in two layouts; copy it into a second buffer\n{use(known)}\n{use(demand)}"
+    return f"{buffer} is used in two layouts; copy it into a second buffer\n{use(known)}\n{use(demand)}"
 
 
 def choose_vector_axis(parallel: Parallel, layouts: Mapping[str, Layout]) -> Var | None:

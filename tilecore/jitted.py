@@ -142,7 +142,7 @@ class JitKernel:
         inputs = [arrays[tensor.name].ctypes.data if tensor.name in arrays else None for tensor in program.inputs]
         outputs = [arrays[tensor.name].ctypes.data for tensor in program.outputs]
         tasks, group = step.native.tasks(symbols_)
-        chunk = max(1, -(-tasks // max(1, group) // (4 * self.threads))) * max(1, group)
+        chunk = step.plan.tasks or max(1, -(-tasks // max(1, group) // (4 * self.threads))) * max(1, group)
         pieces = [(begin, min(begin + chunk, tasks)) for begin in range(0, tasks, chunk)]
 
         queue = iter(pieces)  # next() of a list's iterator is one step: no two threads take one piece

@@ -16,7 +16,6 @@ from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, unary
 from tilecore.contract.panel import pack
 from tilecore.contract.spec import ContractionSpec, Place, Result, Tensor, View
-from tilecore.infer import InferenceError
 from tilecore.profile import detect_profile
 from tilecore.toolchain import Toolchain, find_toolchain
 
@@ -102,7 +101,7 @@ def test_sums_of_bytes_are_exact(
         np.testing.assert_array_equal(sums, wanted["sums"])
 
 
-def test_bytes_themselves_are_no_operands() -> None:
+def test_bytes_themselves_are_widened(toolchain: Toolchain) -> None:
     spec = integer_spec(("i8", "i8"), 8, 16, zeros=False, constant=False)
     a, b = spec.inputs
     g, m, k = spec.a.axes
@@ -114,5 +113,8 @@ def test_bytes_themselves_are_no_operands() -> None:
         spec.acc,
         spec.outputs,
     )
-    with pytest.raises(InferenceError, match="i16 · i16 → i32"):
-        compile_spec(raw, label="Test", profile=PROFILE, targets=(PROFILE.target,))
+    kernel = compile_spec(raw, label="Test", profile=PROFILE, targets=(PROFILE.target,))
+    rng = np.random.default_rng(8)
+    left, right = extremes(rng, (5, 8), "i8"), extremes(rng, (8, 16), "i8")
+    sums = load_kernel(kernel, PROFILE.target, toolchain)(left, right)[0]
+    np.testing.assert_array_equal(sums, left.astype(np.int64) @ right.astype(np.int64))
