@@ -42,7 +42,7 @@ def alloc_fragment(shape: Any, dtype: Any, scope: str = "fragment") -> Handle:
 alloc_local = alloc_fragment  # a task is one thread here
 
 
-def alloc_var(dtype: "DType | str", init: Operand | None = None, scope: str = "local") -> Handle:
+def alloc_var(dtype: "DType | str", init: Operand | None = None, scope: str = "local") -> Any:
     """One element, `v[0]`; in `T.prim_func` and `jit` the name itself is the element: `v = 1` stores, `v + 1` loads."""
     handle = allocate((1,), dtype_of(dtype), "fragment")
     if init is not None:

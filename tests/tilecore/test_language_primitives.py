@@ -73,8 +73,8 @@ ORACLES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize(
     ("kind", "dtype", "dim"),
     [("sum", "float32", 1), ("sum", "float64", 0), ("max", "float16", 1), ("min", "bfloat16", 0),
-     ("prod", "float32", 0), ("abssum", "float32", 1), ("absmax", "int32", 1), ("max", "int8", 0), ("sum", "int64", 1), ("bitand", "int32", 1),
-     ("bitor", "uint8", 0), ("bitxor", "int16", 1), ("sum", "float16", 1)],
+     ("prod", "float32", 0), ("abssum", "float32", 1), ("absmax", "int32", 1), ("max", "int8", 0), ("sum", "int64", 1),
+     ("bitand", "int32", 1), ("bitor", "uint8", 0), ("bitxor", "int16", 1), ("sum", "float16", 1)],
 )  # fmt: skip
 def test_reductions(build: Compile, kind: str, dtype: str, dim: int) -> None:
     element = DTYPES[dtype]
