@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fuser.body import DOMAIN
 from fuser.cuts import is_plumbing, sample_count
 from fuser.element import attribute
 from fuser.lift import cost_of, is_view
-from fuser.lift_views import FREE_VIEWS
+from fuser.lift_views import FREE_VIEWS, GATHERS
 from fuser.region import Region, name_of
 from fuser.shapes import Shapes
 
@@ -25,7 +26,7 @@ class Coverage:
     """What share of a model is in regions.
 
     `flops_…` count a multiply-add as two, every symbolic dim taken as 128. `movers` are the operators left that copy
-    elements without computing, as "Transpose name".
+    elements without computing, as "Transpose name (why)".
     """
 
     nodes_fused: int
@@ -74,8 +75,22 @@ def coverage_of(workload: Workload, regions: Sequence[Region], rewritten: ir.Mod
         len(left),
         sum(workload.flops[node] for node in fused),
         sum(workload.flops[node] for node in left),
-        tuple(f"{node.op_type} {name_of(node)}" for node in left if node in workload.movers),
+        tuple(f"{node.op_type} {name_of(node)} ({_reason(node)})" for node in left if node in workload.movers),
     )
+
+
+def _reason(node: ir.Node) -> str:
+    """Why an operator that moves data is in no region, from who reads its result."""
+    if node.op_type in SCATTERS:
+        return "it writes where data says; a region writes every element of its results once"
+    if any(out.is_graph_output() for out in node.outputs):
+        return "its result is an output of the model, and nothing else is done to it"
+    if node.op_type in GATHERS:
+        return "it picks integers by data, where an index out of range has to be an error"
+    readers = [user for out in node.outputs for user in out.consumers() if user.domain != DOMAIN]
+    if readers:
+        return f"{readers[0].op_type} {name_of(readers[0])}, which is in no region, reads its result from memory"
+    return "regions read its result more often than it costs to move once"
 
 
 def flops_of(node: ir.Node, shapes: Shapes) -> int:

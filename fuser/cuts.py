@@ -176,8 +176,9 @@ class Cuts:
                 return whole
             return Plan(leaves, cost)
         if not leaves:
-            cost = cost if cost <= BUDGET else self._operations(value)
-            return Plan(leaves, cost) if cost <= BUDGET else whole
+            if cost > BUDGET and (cost := self._operations(value)) > BUDGET // 2:
+                return whole
+            return Plan(leaves, cost)
         if OUTSIDE in users or any(isinstance(u, Region) for u in users):
             return whole
         if mode == "operand" and len(users) > 1 and all(len(part.leaves) > 0 for part in parts):

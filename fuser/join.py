@@ -5,6 +5,8 @@ reductions, or None. The forward search of `row` ends at a Concat, because each 
 the element of the result is written backwards, so that every part is computed where it is stored.
 """
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from fuser.cuts import Cuts, data_inputs, sample, sample_count
@@ -12,10 +14,11 @@ from fuser.dots import axes_of
 from fuser.element import LiftError, attribute, dtype_of, shape_of
 from fuser.frame import Rows
 from fuser.graph import User
-from fuser.growth import Frame, Growth, grow
+from fuser.growth import RESULTS, Frame, Growth, grow
 from fuser.lift import is_pointwise, is_view, rule_of
 from fuser.lift_views import FREE_VIEWS, GATHERS
 from fuser.lower import Draft, result
+from fuser.region import Region
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Op, Var, cast, nonnegative
 from tilecore.contract.spec import RowSpec, Tensor
@@ -29,22 +32,21 @@ REPEATS = frozenset(
 )  # views under which work would be done more than once, or in vain
 
 
-def draft_of(node: ir.Node, cuts: Cuts) -> Draft | None:
-    """The group that ends in `node`; None when it joins nothing or computes nothing."""
-    out = node.outputs[0]
-    group = _group(node, cuts)
+def draft_of(ends: Sequence[ir.Node], cuts: Cuts) -> Draft | None:
+    """The groups that end in `ends`, values of one shape; None when they join nothing or do too little."""
+    group = sorted({part for end in ends for part in _group(end, cuts)}, key=cuts.remains.position.__getitem__)
     copies = [part for part in group if part.op_type not in FREE_VIEWS]
-    if not (_joins(group) and (any(is_pointwise(part) for part in group) or len(copies) > 1)) or len(node.outputs) != 1:
+    if not (_joins(group) and (any(is_pointwise(part) for part in group) or len(copies) > 1)):
         return None
-    shape = shape_of(out, cuts.shapes)
-    if sample_count(shape) < SMALL or not dtype_of(out, cuts.shapes).is_float:
+    outs = [out for end in ends for out in end.outputs]
+    shape = shape_of(outs[0], cuts.shapes)
+    if len(outs) != len(ends) or sample_count(shape) < SMALL or not dtype_of(outs[0], cuts.shapes).is_float:
         return None
     rows = Rows.over(shape, _columns(shape), shapes=cuts.shapes, opset=cuts.opset)
-    inner = frozenset(value for part in group for value in part.outputs)
-    value = cuts.reader("side", through=inner).at(out, rows.full)
-    growth = Growth(
-        cuts, {out: rows.full}, {out: value}, list(group), frame=Frame(rows.place, lambda *_: None, lambda *_: ())
-    )
+    reader = cuts.reader("side", through=frozenset(value for part in group for value in part.outputs))
+    values = {out: reader.at(out, rows.full) for out in outs}
+    frame = Frame(rows.place, lambda *_: None, lambda *_: ())
+    growth = Growth(cuts, dict.fromkeys(outs, rows.full), values, group, frame=frame)
     extent = grow(growth)
     results = tuple(
         result(cuts, made, (rows.row, rows.column), growth.where[made], growth.value[made]) for made in extent.results
@@ -58,6 +60,23 @@ def draft_of(node: ir.Node, cuts: Cuts) -> Draft | None:
     programs = (*(r.value for r in results), *(i for r in results for i in r.place.index), rows.row, rows.column)
     label = " + ".join(part.op_type for part in extent.nodes)
     return Draft(KIND, label, frozenset(extent.nodes), extent.results, programs, spec)
+
+
+def peers_of(node: ir.Node, cuts: Cuts) -> list[ir.Node]:
+    """Other values of the same shape that are put together for a region which reads `node` too: a cache's K and V."""
+    remains, (out, *more) = cuts.remains, node.outputs
+    readers = {user for user in remains.users_of(out) if isinstance(user, Region)}
+    if more or not readers or node.op_type != "Concat":
+        return []
+    found: list[ir.Node] = []
+    for other in remains.nodes:
+        made = other.outputs[0]
+        if other is node or other.op_type != "Concat" or other not in remains.alive or made in remains.makers:
+            continue
+        same = cuts.shapes.shape(made) == cuts.shapes.shape(out) and cuts.shapes.dtype(made) == cuts.shapes.dtype(out)
+        if same and readers & remains.users_of(made):
+            found.append(other)
+    return found[: RESULTS - 1]
 
 
 def _group(last: ir.Node, cuts: Cuts) -> tuple[ir.Node, ...]:
@@ -131,7 +150,7 @@ def _computed(value: ir.Value) -> frozenset[ir.Value]:
     return frozenset(found)
 
 
-def _joins(group: tuple[ir.Node, ...]) -> bool:
+def _joins(group: Sequence[ir.Node]) -> bool:
     return any(node.op_type == "Concat" or node.op_type in GATHERS for node in group)
 
 

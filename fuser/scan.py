@@ -249,14 +249,26 @@ def _reductions(state: _Scan) -> None:
 
 
 def _joins(state: _Scan) -> None:
-    """Groups from their last node backwards, so that each is as large as can be."""
+    """Groups from their last node backwards, so that each is as large as can be; those of one reader together."""
     for node in reversed(state.cuts.remains.nodes):
-        if (is_pointwise(node) or is_view(node)) and _free(state, node) and not is_plumbing(node, state.cuts.shapes):
+        if not (is_pointwise(node) or is_view(node)) or not _free(state, node) or is_plumbing(node, state.cuts.shapes):
+            continue
+        peers = join.peers_of(node, state.cuts)
+        for ends in ((node, *peers), (node,)) if peers else ((node,),):
             try:
-                draft = join.draft_of(node, state.cuts)
+                draft = join.draft_of(ends, state.cuts)
+                if draft is None or (len(ends) > 1 and _apart(state, draft)):
+                    continue
             except LiftError:  # its parts may still be programs of their own
                 continue
             state.attempt(row.KIND, node, lambda draft=draft: draft)
+            break
+
+
+def _apart(state: _Scan, draft: Draft) -> bool:
+    """Whether one result of the draft is made from another, so that they cannot come from one node."""
+    makers = {node for out in draft.outputs if (node := out.producer()) is not None}
+    return state.cuts.remains.reaches(state.lowered(draft).inputs, makers)
 
 
 def _pointwise(state: _Scan) -> None:

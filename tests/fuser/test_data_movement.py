@@ -137,3 +137,32 @@ def test_what_is_settled_is_the_same_number(size: int) -> None:
         for place in range(size):
             assert evaluate_at(settled(case), {i: place}) == evaluate_at(case, {i: place}), case
     assert settled(cases[3]) == const(True)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_rotated_keys_and_values_are_appended_in_one_region(static: bool, tmp_path: Path) -> None:
+    """RoPE of the new keys, and both caches with their new entries, which attention and the model's caller read."""
+    g = GraphWriter(18, sizes={"batch": 2, "seq": 3, "past": 4} if static else None)
+    q, k, v = (g.input(name, np.float32, ("batch", 2, "seq", 8)) for name in "qkv")
+    cos, sin = (g.input(name, np.float32, ("seq", 8)) for name in ("cos", "sin"))
+    old = [g.input(f"past_{name}", np.float32, ("batch", 2, "past", 8)) for name in "kv"]
+    low, high = (g.op("Slice", k, *(g.constant([i]) for i in (a, b, 3))) for a, b in ((0, 4), (4, 8)))
+    turned = g.op("Mul", g.op("Concat", g.op("Neg", high), low, axis=3), sin)
+    k = g.op("Add", g.op("Mul", k, cos), turned)
+    present = [
+        g.op("Concat", before, new, axis=2, out=f"present_{name}")
+        for name, before, new in zip("kv", old, (k, v), strict=True)
+    ]
+    scores = g.op("MatMul", q, g.op("Transpose", present[0], perm=[0, 1, 3, 2]))
+    g.op("MatMul", g.op("Softmax", scores), present[1], out="y")
+    for name in ("y", *present):
+        g.output(name, np.float32, ("batch", 2, None, 8))
+    found = scanned(g.finish(), tmp_path)
+    assert sorted(region.kind for region in found.regions) == ["attention", "row"]
+    (append,) = found.of("row")
+    assert {value.name for value in append.outputs} == set(present)
+    for past in (4,) if static else (4, 0):
+        random = np.random.default_rng(past)
+        shapes = dict.fromkeys("qkv", (2, 2, 3, 8)) | {f"past_{name}": (2, 2, past, 8) for name in "kv"}
+        shapes |= {"cos": (3, 8), "sin": (3, 8)}
+        check_regions(found, {name: random.standard_normal(s).astype(np.float32) for name, s in shapes.items()})
