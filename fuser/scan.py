@@ -22,6 +22,7 @@ from fuser.reductions import is_reduction
 from fuser.region import Miss, Region, name_of
 from fuser.shapes import Shapes
 from fuser.softmax import sites_of
+from fuser.unrolled import Unrolled, unrolled
 from fuser.worth import EVERYTHING, CostModel, misread, work_of
 
 LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing that no finder knows: kind and reason
@@ -168,10 +169,21 @@ def _scan(place: _Place, opset: int, cost: CostModel) -> _Scan:
         if (domain, node.op_type) in LEFT_ALONE and not is_plumbing(node, shapes):
             kind, reason = LEFT_ALONE[domain, node.op_type]
             state.miss(kind, node, LiftError(reason, node=node))
+    for found in unrolled(remains.nodes, shapes):
+        state.miss("scan", found.last, _written_out(found))
     # the deepest structure first
     for finder in (_attentions, _recurrences, _contractions, _reductions, _joins, _pointwise):
         finder(state)
     return state
+
+
+def _written_out(found: Unrolled) -> LiftError:
+    """Why a recurrence that an exporter unrolled is no scan region."""
+    return LiftError(
+        f"its {found.count} steps of {', '.join(found.operators)} were written out one by one",
+        node=found.last,
+        advice="export the loop over time as a Scan or Loop; as it is, the model runs for the length of its trace only",
+    )
 
 
 def _acyclic(state: _Scan) -> tuple[Region, ...]:

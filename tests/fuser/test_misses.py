@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from region_oracle import scanned
 
 from fuser.coverage import coverage_of, workload_of
 from fuser.load import load
@@ -89,3 +90,29 @@ def test_coverage_counts_what_the_regions_took(tmp_path: Path) -> None:
     assert (coverage.nodes_fused, coverage.nodes_left) == (2, 2)
     assert coverage.flops_fused == 2 * 128 * 64 * 32 + 128 * 32
     assert [mover.split()[0] for mover in coverage.movers] == ["Concat"]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_recurrence_that_was_written_out_is_a_miss_of_its_own(backwards: bool, tmp_path: Path) -> None:
+    steps = 6
+    g = GraphWriter(18)
+    decay, x = (g.input(name, np.float32, ("batch", 8, steps, 4)) for name in ("decay", "x"))
+    state = g.input("state", np.float32, ("batch", 8, 4))
+    for step in reversed(range(steps)) if backwards else range(steps):
+        kept, new = (g.op("Gather", value, g.constant(np.array(step, np.int64)), axis=2) for value in (decay, x))
+        state = g.op("Add", g.op("Mul", kept, state), new)
+    g.op("Identity", state, out="y")
+    g.output("y", np.float32, ("batch", 8, 4))
+    (miss,) = [miss for miss in scanned(g.finish(), tmp_path).misses if miss.kind == "scan"]
+    assert miss.reason == "its 6 steps of Mul, Add were written out one by one"
+    assert "Scan or Loop" in miss.advice
+
+
+def test_layers_with_weights_of_their_own_are_no_recurrence(tmp_path: Path) -> None:
+    g = GraphWriter(18)
+    x = g.input("x", np.float32, ("batch", 8))
+    for _ in range(6):
+        x = g.op("Add", g.op("Mul", x, g.normal((8,), std=1.0)), g.normal((8,), std=1.0))
+    g.op("Identity", x, out="y")
+    g.output("y", np.float32, ("batch", 8))
+    assert not [miss for miss in scanned(g.finish(), tmp_path).misses if miss.kind == "scan"]
