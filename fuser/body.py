@@ -129,8 +129,14 @@ class _Body:
     def unpack(self, value: ir.Value, packing: Packing) -> None:
         """Panels → matrix → the tensor that the region's nodes read."""
         columns = packing.panels[0] * PANEL
-        result = self.emit("Transpose", self.values[value], perm=[1, 0, 2])
-        if columns != packing.columns or packing.joined:
+        if packing.pairs:
+            result = self.emit("Transpose", self.values[value], perm=[1, 3, 0, 2])
+            result = self.emit("Reshape", result, self.ints(2 * packing.panels[1], columns))
+            if packing.rows % 2:
+                result = self._first(result, packing.rows, axis=0)
+        else:
+            result = self.emit("Transpose", self.values[value], perm=[1, 0, 2])
+        if not packing.pairs and (columns != packing.columns or packing.joined):
             result = self.emit("Reshape", result, self.ints(packing.panels[1], columns))
         if columns != packing.columns:
             result = self._first(result, packing.columns, axis=1)

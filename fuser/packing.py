@@ -39,10 +39,13 @@ class Packing:
     digits: tuple[int, ...]
     order: tuple[int, ...]
     dtype: DType
+    pairs: bool = False  # of rows, side by side
 
     @property
-    def panels(self) -> tuple[int, int, int]:
+    def panels(self) -> tuple[int, ...]:
         """Shape of the packed panels."""
+        if self.pairs:
+            return -(-self.columns // panel.PANEL), -(-self.rows // 2), panel.PANEL, 2
         return -(-self.columns // panel.PANEL), panel.stored_rows(self.rows, self.dtype.bits), panel.PANEL
 
     @property
@@ -67,7 +70,8 @@ class Packing:
         def pack() -> ir.TensorProtocol:
             matrix = self.matrix(tensor.numpy())
             whole = panel.join_bits(matrix, self.dtype.bits) if self.joined else matrix
-            return ir.Tensor(panel.pack(whole), dtype=self.kind, name=name)
+            stored = panel.pack_pairs(whole) if self.pairs else panel.pack(whole)
+            return ir.Tensor(stored, dtype=self.kind, name=name)
 
         return ir.LazyTensor(pack, dtype=self.kind, shape=ir.Shape(self.panels), name=name)
 
@@ -83,7 +87,8 @@ def packing(region: Region, index: int) -> Packing:
     found = panel.rows_of(load, view)
     if found is not None:
         order = (1, 0) if found.by_column else (0, 1)
-        return Packing(shape, found.count, columns, (found.count, columns), order, load.dtype)
+        pairs = panel.in_pairs(view)
+        return Packing(shape, found.count, columns, (found.count, columns), order, load.dtype, pairs)
     if rows * columns != int(np.prod(shape, dtype=np.int64)):
         raise PackingError(
             f"{value.name!r} is {shape}; the matrix that is read of it is {rows}×{columns}, not all of it"
@@ -104,7 +109,8 @@ def packing(region: Region, index: int) -> Packing:
     _check_complete(value, ranked, rows, columns)
     position = {axis: place for place, (_, _, _, axis) in enumerate(ranked)}
     order = tuple(position[axis] for _, _, _, axis in sorted(digits, key=lambda digit: digit[3]))
-    return Packing(shape, rows, columns, tuple(extent for _, _, extent, _ in ranked), order, load.dtype)
+    digits_of = tuple(extent for _, _, extent, _ in ranked)
+    return Packing(shape, rows, columns, digits_of, order, load.dtype)
 
 
 def _view_of(region: Region, index: int) -> tuple[View, Load]:

@@ -52,6 +52,7 @@ from tilecore.loops import (
 )
 from tilecore.rows import is_row_wise, lower_rows, put_of
 
+PAIR = (const(PANEL), const(2))
 IN_PANELS = {  # types in memory that a product can read panels of, by the type of the tile
     DType.F32: (DType.F32, DType.F16, DType.BF16),
     DType.I16: (DType.I16, DType.I8, DType.U8),
@@ -302,6 +303,8 @@ def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Add
         operand = _affine_operand(load, row, column) if load else None
         aligned = buffer.dtype is DType.F32 or (operand is not None and operand.column == const(1))
         return operand if aligned else None  # levels of integers are read two at a time
+    if buffer.dtype is DType.I16 and in_pairs_of_rows(view):
+        return _pairs_in_place(copy, view, extents, layout.column, addresses)
     depth = live_var("depth", extents[1 - layout.column])
     panel = live_var("panel", (extents[layout.column] + (PANEL - 1)) // PANEL)
     lane = live_var("lane", const(PANEL))
@@ -311,11 +314,44 @@ def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Add
     )
     if load is None or load.dtype not in IN_PANELS.get(buffer.dtype, ()):
         return None
+    if load.dtype in (DType.I8, DType.U8):
+        return None  # products read bytes in pairs of rows only
     across, rest = split_affine(load.index[0], lane)
     if rest is None or across != const(1):
         return None
     operand = _affine_operand(Load(load.source, (rest,)), panel, depth)
     return operand if operand and operand.column == const(PANEL) else None
+
+
+def in_pairs_of_rows(view: View) -> bool:
+    """Whether the view is bytes of panels that lie in pairs of rows (`contract/panel.py`)."""
+    stored = _as_stored(view).value
+    return isinstance(stored, Load) and stored.dtype in (DType.I8, DType.U8) and stored.source.shape[2:] == PAIR
+
+
+def _pairs_in_place(copy: Copy, view: View, extents: list[Expr], column: int, addresses: Addresses) -> Operand | None:
+    """Panels in pairs: `row` is from panel to panel, `column` from row to row on average."""
+    pair, half = live_var("pair", (extents[1 - column] + 1) // 2), live_var("half", const(2))
+    panel = live_var("panel", (extents[column] + (PANEL - 1)) // PANEL)
+    lane = live_var("lane", const(PANEL))
+    position, depth = panel * PANEL + lane, pair * 2 + half
+    load = addresses.unguarded(
+        _as_stored(view), _source_index(copy, (position, depth) if column == 0 else (depth, position))
+    )
+    if load is None:
+        return None
+    rest: Expr | None = load.index[0]
+    for var, step in ((lane, 2), (half, 1), (pair, 2 * PANEL)):
+        if rest is None:
+            return None
+        across, rest = split_affine(rest, var)
+        if across != const(step):
+            return None
+    if rest is None:
+        return None
+    step, base = split_affine(rest, panel)
+    assert isinstance(load.source, Memory)
+    return None if base is None else Operand(load.source, base, step, const(PANEL))
 
 
 def _as_stored(view: View) -> View:

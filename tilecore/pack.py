@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, binary, cast, const, loads, select, substitute
-from tilecore.contract.panel import PANEL, Rows, packed_level, rows_of, stored_rows
+from tilecore.contract.panel import PANEL, Rows, in_pairs, packed_level, rows_of, stored_rows
 from tilecore.contract.spec import ContractionSpec, Spec, Tensor
 
 
@@ -28,9 +28,16 @@ def pack_constants(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
                 continue
             kind = load.dtype if bits >= 8 else DType.U8
             count = (right.shape[2] + (PANEL - 1)) // PANEL
-            depth = const(stored_rows(rows.count, bits))
-            panels = Tensor(load.source.name, kind, (count, depth, const(PANEL)), True)
-            value = substitute(value, {load: _element(load, panels, rows, right.axes[2])})
+            if in_pairs(right):
+                _, k, n = right.axes
+                panels = Tensor(
+                    load.source.name, kind, (count, const(-(-rows.count // 2)), const(PANEL), const(2)), True
+                )
+                value = substitute(value, {load: Load(panels, (n // PANEL, k // 2, n % PANEL, k % 2))})
+            else:
+                depth = const(stored_rows(rows.count, bits))
+                panels = Tensor(load.source.name, kind, (count, depth, const(PANEL)), True)
+                value = substitute(value, {load: _element(load, panels, rows, right.axes[2])})
             position = [tensor.name for tensor in spec.inputs].index(load.source.name)
             inputs[position] = panels
             positions.append(position)

@@ -14,9 +14,9 @@ from itertools import product
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, Op, Var
+from tilecore.contract.expr import Const, Expr, Load, Op, Var
 from tilecore.contract.panel import PANEL
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, extent_of
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, Tensor, extent_of
 from tilecore.emit_expr import operation_count
 from tilecore.emit_host import symbol_order
 from tilecore.infer import choose_register_tile
@@ -29,6 +29,8 @@ TASK_CYCLES = 1500.0  # of starting a grid point: its offsets, first touches and
 CALL_CYCLES = 30.0  # of one register tile: its call, and its accumulators' first and last access
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
+MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
+INTEGER_SPEED = 1.3  # multiply-adds of 16-bit levels for one of f32: two in an instruction, and the addition another
 CHUNKS_PER_CORE = 4  # how finely a host hands out tasks
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 
@@ -61,6 +63,15 @@ class NoConfigurationError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of an element of either operand of a product, and how many multiply-adds it does for one of f32."""
+
+    a: int
+    b: int
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What costs are computed for: a machine, and a size for every symbol."""
 
@@ -80,20 +91,21 @@ class Machine:
         levels = ((profile.l1, profile.l1_bytes), (profile.l2, profile.l2_bytes), (profile.l3, profile.l3_bytes))
         return next((rate for capacity, rate in levels if footprint <= 0.8 * capacity), profile.dram_bytes)
 
-    def product(self, rows: int, columns: int, depth: int) -> float:
+    def product(self, rows: int, columns: int, depth: int, sizes: Sizes | None = None) -> float:
         """Cycles of one block of products: multiply-adds, or the traffic of A and B, and the accumulators.
 
-        Panels of B are walked once, rows of A once per panel; each register tile reads its panel again.
+        `sizes` are those of the operands' elements, f32 unless given. Panels of B are walked once, rows of A once per
+        panel; each register tile reads its panel again.
         """
         tile = choose_register_tile(self.target)
         width = tile.columns(self.target.lanes)
         panels = -(-columns // width)
         tiles = -(-rows // tile.rows) * panels
-        multiply = tiles * tile.rows * width * depth / self.profile.macs_per_cycle
-        panel, strip = 4 * depth * width, 4 * tile.rows * depth
-        traffic = tiles * panel / self.rate(panel + strip) + panels * 4 * rows * depth / self.rate(
-            panel + 4 * rows * depth
-        )
+        size = sizes or Sizes(4, 4, 1.0)
+        multiply = tiles * tile.rows * width * depth / (self.profile.macs_per_cycle * size.speed)
+        panel, strip = size.b * depth * width, size.a * tile.rows * depth
+        left = size.a * rows * depth
+        traffic = tiles * panel / self.rate(panel + strip) + panels * left / self.rate(panel + left)
         accumulators = 8 * rows * columns / self.rate(4 * rows * columns)  # read and written
         return _overlap(multiply, traffic) + CALL_CYCLES * tiles + accumulators
 
@@ -143,8 +155,9 @@ def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
                 yield {"block_m": block_m, "block_n": block_n}
         case ContractionSpec():
             depth = machine.size(spec.a.shape[2])
-            depths = sorted({max(1, min(depth, block)) for block in (384, 768, 1536, 4096)})
-            for block_m, block_n, block_k in product((24, 48, 96, 192), (32, 64, 128, 256), depths):
+            depths = sorted({_depth_block(depth, block) for block in (384, 768, 1536, 4096)})
+            widths = (32, 64, 128, 256) if _is_stored(spec.a.value) else (32, 64, 128, 256, 512, 768)
+            for block_m, block_n, block_k in product((24, 48, 96, 192), widths, depths):
                 yield {"block_m": block_m, "block_n": block_n, "block_k": block_k}
         case RowSpec():
             for block_m in (1, 2, 4, 8, 16, 32, 64):
@@ -179,11 +192,17 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     m, n, k = min(config["block_m"], rows), min(config["block_n"], columns), min(config["block_k"], depth)
     steps = -(-depth // max(k, 1))
     count = len(spec.products)
-    operands = 4 * (m * depth + (n * k + m * n) * count)
+    sizes = _sizes(spec)
+    operands = sizes.a * m * depth + (sizes.b * n * k + 4 * m * n) * count
     epilogue = sum(operation_count(result.value) for result in spec.outputs) + 2 * count
-    compute = steps * machine.product(m, n, k) * count
-    fetch = count * 4 * n * depth / machine.rate(4 * columns * depth * count) + 4 * m * depth / machine.rate(operands)
-    per_task = _overlap(compute, fetch) + m * n * epilogue / machine.target.lanes + TASK_CYCLES
+    compute = steps * machine.product(m, n, k, sizes) * count
+    fetch = count * sizes.b * n * depth / machine.rate(sizes.b * columns * depth * count)
+    fetch += sizes.a * m * depth / machine.rate(operands)
+    made = 0.0 if _is_stored(spec.a.value) else m * depth * (operation_count(spec.a.value) + MAKE_OPERATIONS)
+    for part in spec.products:  # once while the rows move
+        whole = 0 if _is_stored(part.b.value) else operation_count(part.b.value) + MAKE_OPERATIONS
+        made += n * depth * whole / -(-rows // config["block_m"])
+    per_task = _overlap(compute, fetch) + (m * n * epilogue + made) / machine.target.lanes + TASK_CYCLES
     tasks = batch * -(-rows // config["block_m"]) * -(-columns // config["block_n"])
     own = batch * rows * columns * depth * count / machine.profile.macs_per_cycle / machine.profile.cores
     why = f"{operands >> 10} KiB of operands, {steps} depth steps, {tasks} tasks"
@@ -198,10 +217,39 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     return Candidate(config, cycles / max(own, 1.0), why, rejected, cycles)
 
 
-def _unpacks(value: Expr) -> bool:
-    """Whether the elements of a right operand of floats are computed, so that they are written to memory first."""
+def _depth_block(depth: int, limit: int) -> int:
+    """The largest step of at most `limit` that divides the depth into equal steps without a tail, else `limit`."""
+    if depth <= limit:
+        return max(1, depth)
+    even = (step for step in range(limit - limit % PANEL, limit // 2, -PANEL) if depth % step == 0)
+    return next(even, limit)
+
+
+def _sizes(spec: ContractionSpec) -> Sizes:
+    """Bytes of the elements that products read: levels take 2 in tiles, constants that are read in place their own."""
+    own = 2 if spec.acc.dtype is DType.I32 else 4
+    stored = [_without_casts(part.b.value) for part in spec.products]
+    right = max(value.dtype.row.bytes if isinstance(value, Load) else own for value in stored)
+    return Sizes(own, min(right, own), INTEGER_SPEED if own == 2 else 1.0)
+
+
+def _is_stored(value: Expr) -> bool:
+    """Whether a product may read an operand where it is: floats as they are, weights of either kind through a cast."""
+    if isinstance(value, Load):
+        return True
+    inner = _without_casts(value)
+    return isinstance(inner, Load) and isinstance(inner.source, Tensor) and inner.source.constant
+
+
+def _without_casts(value: Expr) -> Expr:
     while isinstance(value, Op) and value.name == "cast":
         value = value.args[0]
+    return value
+
+
+def _unpacks(value: Expr) -> bool:
+    """Whether the elements of a right operand of floats are computed, so that they are written to memory first."""
+    value = _without_casts(value)
     return value.dtype is DType.F32 and isinstance(value, Op)
 
 

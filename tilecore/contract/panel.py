@@ -3,6 +3,9 @@
 `packed[p, k, j] = B[k, p * PANEL + j]`, columns past n are zero. The width is the same for every instruction set, so
 that one packed weight serves every variant in a library. Where elements have fewer than 8 bits, a byte of a panel holds
 those of consecutive rows, the first in the low bits.
+
+Bytes that a product of integers reads in place lie in pairs of rows instead, which is what its instructions multiply:
+`packed[p, k // 2, j, k % 2] = B[k, p * PANEL + j]`, rows past k are zero.
 """
 
 from dataclasses import dataclass
@@ -11,7 +14,20 @@ import numpy as np
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, Load, Var, binary, cast, const, floordiv, nonnegative, select, variables
+from tilecore.contract.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    binary,
+    cast,
+    const,
+    floordiv,
+    nonnegative,
+    select,
+    variables,
+)
 from tilecore.contract.spec import Tensor, View
 
 PANEL = 16
@@ -87,6 +103,25 @@ def join_bits(matrix: np.ndarray, bits: int) -> np.ndarray:
     whole = np.zeros((stored_rows(len(matrix), bits) * each, matrix.shape[1]), np.uint8)
     whole[: len(matrix)] = matrix.astype(np.int8).view(np.uint8) & ((1 << bits) - 1)
     return sum((whole[place::each] << (bits * place) for place in range(1, each)), start=whole[::each])
+
+
+def in_pairs(view: View) -> bool:
+    """Whether a right operand of integer sums is bytes of a constant as they are: its panels lie in pairs of rows."""
+    match view.value:
+        case Op(name="cast", args=(Load() as load,), dtype=DType.I16) if load.dtype in (DType.I8, DType.U8):
+            rows = rows_of(load, view)
+            return rows is not None and rows.count > 1 and rows.at == view.axes[1]
+        case _:
+            return False
+
+
+def pack_pairs(matrix: np.ndarray) -> np.ndarray:
+    """B[k, n] → panels [ceil(n / PANEL), ceil(k / 2), PANEL, 2], same dtype, contiguous."""
+    rows, columns = matrix.shape
+    padded = np.zeros((rows + rows % 2, columns), matrix.dtype)
+    padded[:rows] = matrix
+    panels = pack(padded)
+    return np.ascontiguousarray(panels.reshape(len(panels), -1, 2, PANEL).transpose(0, 1, 3, 2))
 
 
 def pack(matrix: np.ndarray) -> np.ndarray:

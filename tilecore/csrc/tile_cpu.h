@@ -415,50 +415,64 @@ TILE_WIDE_FOLD(min_lanes_f64, scalar_min)
     }
 
 /* ---- the register tile of integers: levels in 16 bits, sums in 32, exact modulo 2^32. Two rows of b at a time:
- * `pairs` holds (b[k][j], b[k + 1][j]) for TILE_LANES columns j, and meets a pair of a, low half first. */
+ * `pairs` holds (b[k][j], b[k + 1][j]) for TILE_LANES columns j, and meets a pair of a, low half first. Bytes lie in
+ * such pairs in memory, TILE_COLUMN_* apart; 16-bit levels in rows, `next` elements apart. */
+#define TILE_COLUMN_i8 2
+#define TILE_COLUMN_u8 2
+#define TILE_COLUMN_i16 1
 #if defined(__AVX512BW__)
 typedef __m512i pairs;
-TILE_INLINE __m256i weave_bytes(const void* even, const void* odd) {
-    __m128i x = _mm_loadu_si128((const __m128i*)even), y = _mm_loadu_si128((const __m128i*)odd);
-    return _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
+TILE_INLINE pairs pairs_i8(const int8_t* both, int64_t next) {
+    (void)next;
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)both));
 }
-TILE_INLINE pairs pairs_i8(const int8_t* even, const int8_t* odd) { return _mm512_cvtepi8_epi16(weave_bytes(even, odd)); }
-TILE_INLINE pairs pairs_u8(const uint8_t* even, const uint8_t* odd) { return _mm512_cvtepu8_epi16(weave_bytes(even, odd)); }
-TILE_INLINE pairs pairs_i16(const int16_t* even, const int16_t* odd) {
-    __m256i x = _mm256_loadu_si256((const __m256i*)even), y = _mm256_loadu_si256((const __m256i*)odd);
+TILE_INLINE pairs pairs_u8(const uint8_t* both, int64_t next) {
+    (void)next;
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)both));
+}
+TILE_INLINE pairs pairs_i16(const int16_t* even, int64_t next) {
+    __m256i x = _mm256_loadu_si256((const __m256i*)even), y = _mm256_loadu_si256((const __m256i*)(even + next));
     __m256i low = _mm256_unpacklo_epi16(x, y), high = _mm256_unpackhi_epi16(x, y);
     return _mm512_inserti64x4(
         _mm512_castsi256_si512(_mm256_permute2x128_si256(low, high, 0x20)), _mm256_permute2x128_si256(low, high, 0x31), 1
     );
 }
-TILE_INLINE i32v dot_pairs(i32v acc, int32_t a, pairs b) {
-    return acc + (i32v)_mm512_madd_epi16(_mm512_set1_epi32(a), b);
+TILE_INLINE void dot_pairs(i32v* acc, int32_t a, pairs b) {
+    *acc += (i32v)_mm512_madd_epi16(_mm512_set1_epi32(a), b);
+    __asm__("" : "+v"(*acc)); /* keeps it in one register: gcc makes copies otherwise, and spills them */
 }
 #elif defined(__AVX2__)
 typedef __m256i pairs;
-TILE_INLINE __m128i weave_bytes(const void* even, const void* odd) {
-    return _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i*)even), _mm_loadl_epi64((const __m128i*)odd));
+TILE_INLINE pairs pairs_i8(const int8_t* both, int64_t next) {
+    (void)next;
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)both));
 }
-TILE_INLINE pairs pairs_i8(const int8_t* even, const int8_t* odd) { return _mm256_cvtepi8_epi16(weave_bytes(even, odd)); }
-TILE_INLINE pairs pairs_u8(const uint8_t* even, const uint8_t* odd) { return _mm256_cvtepu8_epi16(weave_bytes(even, odd)); }
-TILE_INLINE pairs pairs_i16(const int16_t* even, const int16_t* odd) {
-    __m128i x = _mm_loadu_si128((const __m128i*)even), y = _mm_loadu_si128((const __m128i*)odd);
+TILE_INLINE pairs pairs_u8(const uint8_t* both, int64_t next) {
+    (void)next;
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)both));
+}
+TILE_INLINE pairs pairs_i16(const int16_t* even, int64_t next) {
+    __m128i x = _mm_loadu_si128((const __m128i*)even), y = _mm_loadu_si128((const __m128i*)(even + next));
     return _mm256_set_m128i(_mm_unpackhi_epi16(x, y), _mm_unpacklo_epi16(x, y));
 }
-TILE_INLINE i32v dot_pairs(i32v acc, int32_t a, pairs b) {
-    return acc + (i32v)_mm256_madd_epi16(_mm256_set1_epi32(a), b);
+TILE_INLINE void dot_pairs(i32v* acc, int32_t a, pairs b) {
+    *acc += (i32v)_mm256_madd_epi16(_mm256_set1_epi32(a), b);
+    __asm__("" : "+x"(*acc)); /* keeps it in one register: gcc makes copies otherwise, and spills them */
 }
 #else
 typedef struct pairs { i32v even, odd; } pairs;
-#define TILE_PAIRS(name, element)                                                      \
-    TILE_INLINE pairs pairs_##name(const element* even, const element* odd) {          \
-        return (pairs){load_##name(even), load_##name(odd)};                           \
+#define TILE_PAIRS(name, element)                                                                          \
+    TILE_INLINE pairs pairs_##name(const element* both, int64_t next) {                                    \
+        pairs v;                                                                                           \
+        (void)next;                                                                                        \
+        TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) v.even[i] = both[2 * i], v.odd[i] = both[2 * i + 1]; \
+        return v;                                                                                          \
     }
 TILE_PAIRS(i8, int8_t)
 TILE_PAIRS(u8, uint8_t)
-TILE_PAIRS(i16, int16_t)
-TILE_INLINE i32v dot_pairs(i32v acc, int32_t a, pairs b) {
-    return acc + splat_i32((int16_t)(a & 0xffff)) * b.even + splat_i32(a >> 16) * b.odd;
+TILE_INLINE pairs pairs_i16(const int16_t* even, int64_t next) { return (pairs){load_i16(even), load_i16(even + next)}; }
+TILE_INLINE void dot_pairs(i32v* acc, int32_t a, pairs b) {
+    *acc += splat_i32((int16_t)(a & 0xffff)) * b.even + splat_i32(a >> 16) * b.odd;
 }
 #endif
 TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, sizeof both); return both; }
@@ -466,13 +480,13 @@ TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, s
     do {                                                                                                              \
         pairs bv[NV];                                                                                                 \
         TILE_UNROLL for (int j = 0; j < NV; j++) {                                                                    \
-            const ELEMENT* row =                                                                                      \
-                b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL;               \
-            bv[j] = pairs_##NAME(row, row + (NEXT));                                                                  \
+            const ELEMENT* row = b + j * TILE_LANES / TILE_PANEL * panel +                                            \
+                                 j * TILE_LANES % TILE_PANEL * TILE_COLUMN_##NAME + k * TILE_PANEL;                   \
+            bv[j] = pairs_##NAME(row, NEXT);                                                                          \
         }                                                                                                             \
         TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                    \
             const int32_t av = PAIR(a + i * lda + k);                                                                 \
-            TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] = dot_pairs(acc[i][j], av, bv[j]);                     \
+            TILE_UNROLL for (int j = 0; j < NV; j++) dot_pairs(&acc[i][j], av, bv[j]);                                \
         }                                                                                                             \
     } while (0)
 #define TILE_LOW_HALF(at) (*(at) & 0xffff)
