@@ -48,6 +48,7 @@ from tilecore.loops import (
 )
 from tilecore.span import Span
 from tilecore.target import Target
+from tilecore.unused import drop_unused
 
 NEUTRAL = {"sum": "0.0f", "prod": "1.0f", "max": "-INFINITY", "fmax": "-INFINITY", "min": "INFINITY"}
 JOIN = {
@@ -133,7 +134,7 @@ class _Kernel(Expressions):
             [
                 "static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,",
                 "                void* scratch, int64_t* copied, int64_t begin, int64_t end) {",
-                *_indent(unused + text),
+                *_indent(unused + drop_unused(text)),
                 "}",
             ]
         )

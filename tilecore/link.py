@@ -13,7 +13,7 @@ from typing import Protocol
 from tilecore.compile import HEADERS
 from tilecore.emit_host import kernel_symbol
 from tilecore.target import Target
-from tilecore.toolchain import BuildError, KernelBuildError, Toolchain
+from tilecore.toolchain import BrokenToolchainError, BuildError, KernelBuildError, Toolchain
 
 
 class Linkable(Protocol):
@@ -40,7 +40,7 @@ def link_kernels(
 ) -> Path:
     """The library of `kernels` (distinct names) for `targets`, with `host` objects; built at most once per content.
 
-    KernelBuildError names every kernel that the compiler refuses.
+    KernelBuildError names every kernel that the compiler refuses; BrokenToolchainError says why nothing can be built.
     """
     problems: dict[str, str] = {}
 
@@ -48,6 +48,8 @@ def link_kernels(
         target, kernel = job
         try:
             return toolchain.object(kernel.sources[target.name], target.flags, [HEADERS])
+        except BrokenToolchainError:
+            raise
         except BuildError as error:
             problems[kernel.name] = f"{target.name}: {error}"
             return None

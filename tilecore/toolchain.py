@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,11 @@ LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread")
 
 
 class BuildError(RuntimeError):
-    """No usable C compiler, or the compiler refused a source; carries its output."""
+    """No usable C compiler, or it refused a source; carries its output."""
+
+
+class BrokenToolchainError(BuildError):
+    """Nothing can be built: the cache cannot be written, or the compiler fails on everything."""
 
 
 class KernelBuildError(BuildError):
@@ -90,27 +95,60 @@ class Toolchain:
         return digest.hexdigest()[:32]
 
     def _build(self, target: Path, source: str, arguments: list[str]) -> None:
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", suffix=".c", dir=self.cache, delete=False) as file:
-            file.write(source)
+        with self._writing():
+            self.cache.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.cache, suffix=".c")
         try:
-            self._run(target, [*arguments, file.name])
+            with self._writing(), os.fdopen(handle, "w") as file:
+                file.write(source)
+            self._run(target, [*arguments, name])
         finally:
-            os.unlink(file.name)
+            os.unlink(name)
 
     def _run(self, target: Path, arguments: list[str]) -> None:
-        self.cache.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=self.cache, suffix=target.suffix)
-        os.close(handle)
-        result = subprocess.run(
-            [*self.compiler.command, *arguments, "-o", partial], capture_output=True, text=True, check=False
-        )
-        if result.returncode:
-            os.unlink(partial)
-            raise BuildError(
-                f"{' '.join(self.compiler.command)} failed with status {result.returncode}:\n{result.stderr.strip()}"
-            )
-        os.replace(partial, target)
+        with self._writing():
+            self.cache.mkdir(parents=True, exist_ok=True)
+            handle, partial = tempfile.mkstemp(dir=self.cache, suffix=target.suffix)
+            os.close(handle)
+        try:
+            problem = self._call([*arguments, "-o", partial])
+            if problem:
+                self._check_itself(partial)
+                raise BuildError(problem)
+            with self._writing():
+                os.replace(partial, target)
+        finally:
+            Path(partial).unlink(missing_ok=True)
+
+    def _call(self, arguments: Sequence[str], source: str | None = None) -> str:
+        """What is wrong, or ""; the source goes in by standard input."""
+        command = [*self.compiler.command, *arguments]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False, input=source)
+        except OSError as error:
+            raise BuildError(f"{self.compiler.command[0]} cannot be run: {error.strerror}") from error
+        if result.returncode == 0:
+            return ""
+        return f"{' '.join(self.compiler.command)} failed with status {result.returncode}:\n{result.stderr.strip()}"
+
+    def _check_itself(self, partial: str) -> None:
+        """BrokenToolchainError when not even a trivial source builds here: then no kernel is to blame."""
+        trivial = "#include <stdint.h>\nint32_t tile_nothing = 1;\n" + f"/* {'as long as a kernel ' * 2000} */\n"
+        padding = f"char tile_padding[{1 << 16}] = {{1}};\n"  # an object as large as a kernel's
+        problem = self._call(["-x", "c", "-c", "-", "-o", partial], trivial + padding)
+        if problem:
+            raise BrokenToolchainError(f"the C compiler builds nothing at all in {self.cache}: {problem}")
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        """BrokenToolchainError in the place of an error of the file system."""
+        try:
+            yield
+        except OSError as error:
+            raise BrokenToolchainError(
+                f"cannot write to the cache {self.cache}: {error.strerror}; make room there or "
+                "name another folder in TILEFUSE_CACHE"
+            ) from error
 
 
 def find_toolchain(cache_directory: Path, preferred: str | None = None) -> Toolchain:

@@ -1,4 +1,4 @@
-/* FusedGolden_7c1f68c9bea5: attention for x86-64-v3 */
+/* FusedGolden_fb37be301143: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -47,7 +47,6 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     (void)outputs;
     (void)scratch;
     (void)copied;
-    const int64_t n0 = symbols[0];
     const int64_t n1 = symbols[1];
     const float* restrict input0 = (const float*)inputs[0];
     float* restrict output0 = (float*)outputs[0];
@@ -338,7 +337,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_7c1f68c9bea5_x86_64_v3 = {
-    "FusedGolden_7c1f68c9bea5", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_fb37be301143_x86_64_v3 = {
+    "FusedGolden_fb37be301143", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

@@ -1,4 +1,4 @@
-/* FusedGolden_66def8e0a4ed: matmul for x86-64-v3 */
+/* FusedGolden_0b27b0eb4052: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -60,7 +60,6 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_3 = task % t2;
         const int64_t n_4 = task / t2 % 1;
-        const int64_t g_5 = task / t2 / 1;
         const int64_t t6 = 0 * 64;
         const int64_t t7 = m_3 * 1536;
         const int64_t t8 = t6 + t7;
@@ -138,7 +137,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_66def8e0a4ed_x86_64_v3 = {
-    "FusedGolden_66def8e0a4ed", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_0b27b0eb4052_x86_64_v3 = {
+    "FusedGolden_0b27b0eb4052", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

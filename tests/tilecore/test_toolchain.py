@@ -1,0 +1,116 @@
+"""What building does when the machine is against it: one clear error each, and nothing left behind."""
+
+import resource
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilecore.toolchain import BrokenToolchainError, BuildError, Toolchain, find_compiler, find_toolchain
+
+SOURCE = "int answer(void) { return 42; }\n"
+
+
+def script(folder: Path, text: str) -> Path:
+    """A compiler that is a shell script."""
+    path = folder / "fakecc"
+    path.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1.0; exit 0; fi\n{text}\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def build(toolchain: Toolchain, source: str = SOURCE) -> Path:
+    return toolchain.object(source, (), ())
+
+
+def test_a_compiler_that_fails_on_everything_is_one_error(tmp_path: Path) -> None:
+    compiler = script(tmp_path, "echo 'cc1: not found' >&2; exit 1")
+    toolchain = find_toolchain(tmp_path / "cache", str(compiler))
+    with pytest.raises(BrokenToolchainError, match=r"(?s)builds nothing at all in .*cc1: not found"):
+        build(toolchain)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_compiler_that_says_no_version_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "deadcc"
+    path.write_text("#!/bin/sh\necho 'cannot load' >&2\nexit 127\n")
+    path.chmod(0o755)
+    with pytest.raises(BuildError, match="deadcc --version failed: cannot load"):
+        find_compiler(str(path))
+
+
+def test_a_compiler_that_vanishes_is_one_error(tmp_path: Path) -> None:
+    toolchain = find_toolchain(tmp_path / "cache", str(script(tmp_path, "exit 0")))
+    (tmp_path / "fakecc").unlink()
+    with pytest.raises(BuildError, match="fakecc cannot be run: No such file"):
+        build(toolchain)
+
+
+def test_no_compiler_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"no C compiler: looked for no-such-cc\. Install one"):
+        find_toolchain(tmp_path, "no-such-cc")
+
+
+@pytest.mark.parametrize("cache", ["/proc/tilefuse", "/dev/null/tilefuse"])
+def test_a_cache_that_cannot_be_written_is_one_error(cache: str, tmp_path: Path) -> None:
+    toolchain = find_toolchain(Path(cache), str(script(tmp_path, "exit 0")))
+    with pytest.raises(BrokenToolchainError, match=f"cannot write to the cache {cache}: .*TILEFUSE_CACHE"):
+        build(toolchain)
+
+
+@pytest.mark.cpu
+def test_a_wrong_source_is_the_source_s_fault(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="answer") as caught:
+        build(find_toolchain(tmp_path), "int answer(void) { return nothing; }\n")
+    assert not isinstance(caught.value, BrokenToolchainError)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cpu
+def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
+    """Files that may not grow are as good as a disk without room: writing fails in the middle."""
+    toolchain, soft = find_toolchain(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, soft[1]))
+    try:
+        with pytest.raises(BrokenToolchainError, match=r"cannot write to the cache .*File too large"):
+            build(toolchain, SOURCE + "// long\n" * 1000)
+        with pytest.raises(BrokenToolchainError, match="builds nothing at all"):
+            build(toolchain, f"char large[{1 << 16}] = {{1}};\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+    assert list(tmp_path.iterdir()) == []
+    assert build(toolchain).stat().st_size > 0
+
+
+@pytest.mark.cpu
+def test_what_is_in_a_cache_needs_no_writing(tmp_path: Path) -> None:
+    """A cache on a read-only disk serves what it has: it is not even opened for writing."""
+    toolchain = find_toolchain(tmp_path)
+    path = build(toolchain)
+    before = tmp_path.stat().st_mtime_ns
+    assert build(toolchain) == path
+    assert tmp_path.stat().st_mtime_ns == before
+
+
+@pytest.mark.cpu
+def test_processes_that_build_the_same_at_once_agree(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tilecore.toolchain import find_toolchain\n"
+        "toolchain = find_toolchain(Path(sys.argv[1]))\n"
+        f"objects = [toolchain.object({SOURCE!r}.replace('answer', name), (), ()) for name in ('one', 'two')]\n"
+        "print(toolchain.library(objects))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "cache")]
+    running = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        for _ in range(4)
+    ]
+    results = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0] * 4, results
+    paths = {out for out, _ in results}
+    assert len(paths) == 1
+    assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".o", ".o", ".so"]
