@@ -17,6 +17,7 @@ CHROMIUM = next((path for path in map(shutil.which, BROWSERS) if path), None)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of our own."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew instead of comparing")
+    parser.addoption("--programs", type=int, default=80, help="random tile programs to compile and compare")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

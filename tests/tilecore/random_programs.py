@@ -1,0 +1,222 @@
+"""Random tile programs: every statement of the language over tiles that data do not fill, put together by a seed.
+
+What a program computes is bounded and smooth, so that float32 and float64 agree to rounding: a difference is a fault.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilecore import language as T
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Sym, const
+from tilecore.contract.spec import Tensor
+from tilecore.ir import Program
+from tilecore.language import Handle, Value
+from tilecore.trace import trace
+
+SIZES = (1, 2, 3, 5, 7, 8, 11, 16, 17, 19, 33)
+BLOCKS = (1, 3, 4, 5, 8, 16, 24)
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class RandomProgram:
+    """A program, and arrays for its inputs."""
+
+    seed: int
+    program: Program
+    arrays: dict[str, np.ndarray]
+
+
+def random_program(seed: int) -> RandomProgram:
+    """The program of `seed`. TileError and the like where the language refuses it."""
+    rng = np.random.default_rng(seed)
+    rows, columns, depth = (int(rng.choice(SIZES)) for _ in range(3))
+    symbolic = [bool(rng.random() < 0.4) for _ in range(3)]
+    names = ("M", "N", "K")
+    m, n, k = (Sym(s) if s_ else const(v) for s, s_, v in zip(names, symbolic, (rows, columns, depth), strict=True))
+    turned = bool(rng.random() < 0.5)
+    shapes: dict[str, tuple[Expr, ...]] = {
+        "X": (m, n), "A": (m, k), "B": (n, k) if turned else (k, n), "R": (n, n), "bias": (n,), "keep": (m, n),
+        "Y": (m, n), "Z": (m,),
+    }  # fmt: skip
+    kinds = {"keep": DType.BOOL, "X": DType.F16 if rng.random() < 0.2 else DType.F32}
+    operands = {name: Tensor(name, kinds.get(name, DType.F32), shape) for name, shape in shapes.items()}
+
+    def kernel(X: Handle, A: Handle, B: Handle, R: Handle, bias: Handle, keep: Handle, Y: Handle, Z: Handle) -> None:
+        _Writer(rng, X, A, B, R, bias, keep, turned=turned).write(Y, Z)
+
+    program = trace(kernel, operands=operands)
+    sizes = {"M": rows, "N": columns, "K": depth}
+    arrays: dict[str, np.ndarray] = {}
+    for tensor in program.inputs:
+        shape = tuple(sizes[d.name] if isinstance(d, Sym) else int(str(d)) for d in tensor.shape)
+        values = rng.standard_normal(shape)
+        arrays[tensor.name] = values > 0 if tensor.dtype is DType.BOOL else values.astype(tensor.dtype.row.numpy)
+    return RandomProgram(seed, program, arrays)
+
+
+@dataclass
+class _Writer:
+    """Writes the body of one kernel: keeps the tiles that hold something by now."""
+
+    rng: Rng
+    X: Handle
+    A: Handle
+    B: Handle
+    R: Handle
+    bias: Handle
+    keep: Handle
+    turned: bool
+    tiles: list[Handle] = field(default_factory=list[Handle])
+    rows: list[Handle] = field(default_factory=list[Handle])
+    m: Any = None
+    n: Any = None
+    bm: int = 0
+    bn: int = 0
+
+    def write(self, Y: Handle, Z: Handle) -> None:
+        """A grid over blocks of rows, or of rows and columns; some statements; one or two outputs."""
+        rng, (rows, columns) = self.rng, self.X.shape
+        self.bm = int(rng.choice(BLOCKS))
+        whole = isinstance(columns, int) and rng.random() < 0.5
+        self.bn = int(columns) if whole and isinstance(columns, int) else int(rng.choice(BLOCKS))
+        steps = rng.integers(2, 8)
+        with T.Kernel(T.ceildiv(rows, self.bm), T.ceildiv(columns, self.bn)) as (m, n):
+            self.m, self.n = m, n
+            self.load()
+            moves: list[Callable[[], None]] = [
+                self.load, self.compute, self.compute, self.update, self.reduce, self.reduce, self.row, self.product,
+                self.second_product, self.branch, self.loop,
+            ]  # fmt: skip
+            for _ in range(steps):
+                moves[int(rng.integers(len(moves)))]()
+            value = self.pick(self.tiles)
+            if rng.random() < 0.3:
+                T.copy(value, Y[m * self.bm, n * self.bn])
+            else:
+                for i, j in T.Parallel(self.bm, self.bn):
+                    Y[m * self.bm + i, n * self.bn + j] = self.expression(i, j) + value[i, j]
+            total = self.reduced(value, "sum") if whole or not self.rows else self.pick(self.rows)
+            with T.If(n == 0):
+                for i in T.Parallel(self.bm):
+                    Z[m * self.bm + i] = total[i]
+
+    def pick(self, handles: list[Handle]) -> Handle:
+        return handles[int(self.rng.integers(len(handles)))]
+
+    def tile(self) -> Handle:
+        scope = T.alloc_shared if self.rng.random() < 0.3 else T.alloc_fragment
+        return scope((self.bm, self.bn), T.float32)
+
+    def load(self) -> None:
+        tile = self.tile()
+        T.copy(self.X[self.m * self.bm, self.n * self.bn], tile)
+        self.tiles.append(tile)
+
+    def compute(self) -> None:
+        tile = self.tile()
+        for i, j in T.Parallel(self.bm, self.bn):
+            tile[i, j] = self.expression(i, j)
+        self.tiles.append(tile)
+
+    def update(self) -> None:
+        tile = self.pick(self.tiles)
+        for i, j in T.Parallel(self.bm, self.bn):
+            tile[i, j] = T.tanh(tile[i, j] * 0.5) + self.expression(i, j) * 0.25
+
+    def reduce(self) -> None:
+        self.rows.append(self.reduced(self.pick(self.tiles), str(self.rng.choice(["sum", "max", "min"]))))
+
+    def reduced(self, tile: Handle, kind: str) -> Handle:
+        result = T.alloc_fragment((self.bm,), T.float32)
+        if self.rng.random() < 0.3:
+            T.fill(result, 0.5)
+            T.reduce(tile, result, kind, dim=1, clear=False)
+        else:
+            T.reduce(tile, result, kind, dim=1)
+        return result
+
+    def row(self) -> None:
+        result = T.alloc_fragment((self.bm,), T.float32)
+        source = self.pick(self.rows) if self.rows else None
+        for i in T.Parallel(self.bm):
+            value = T.sigmoid(source[i]) if source is not None else T.cast(self.m * self.bm + i, T.float32) * 0.01
+            result[i] = value * 0.5 + 0.25
+        self.rows.append(result)
+
+    def product(self) -> None:
+        bk = int(self.rng.choice(BLOCKS))
+        a, c = T.alloc_shared((self.bm, bk), T.float32), T.alloc_fragment((self.bm, self.bn), T.float32)
+        b = T.alloc_shared((self.bn, bk) if self.turned else (bk, self.bn), T.float32)
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(self.A.shape[1], bk)):
+            T.copy(self.A[self.m * self.bm, k * bk], a)
+            T.copy(self.B[self.n * self.bn, k * bk] if self.turned else self.B[k * bk, self.n * self.bn], b)
+            T.gemm(a, b, c, transpose_B=self.turned)
+        self.tiles.append(c)
+
+    def second_product(self) -> None:
+        left, b = self.pick(self.tiles), T.alloc_shared((self.bn, self.bn), T.float32)
+        c, small = T.alloc_fragment((self.bm, self.bn), T.float32), T.alloc_shared((self.bm, self.bn), T.float32)
+        for i, j in T.Parallel(self.bm, self.bn):
+            small[i, j] = T.tanh(left[i, j])
+        T.copy(self.R[self.n * self.bn, self.n * self.bn], b)
+        T.gemm(small, b, c, transpose_B=bool(self.rng.random() < 0.5), clear=True)
+        self.tiles.append(c)
+
+    def branch(self) -> None:
+        tile, bound = self.pick(self.tiles), int(self.rng.integers(3))
+        with T.If(self.m == bound):
+            for i, j in T.Parallel(self.bm, self.bn):
+                tile[i, j] = tile[i, j] * 0.5 + self.expression(i, j) * 0.5
+        if self.rng.random() < 0.5:
+            with T.Else():
+                for i, j in T.Parallel(self.bm, self.bn):
+                    tile[i, j] = T.abs(tile[i, j])
+
+    def loop(self) -> None:
+        tile, count = self.pick(self.tiles), int(self.rng.integers(1, 4))
+        stop = count if self.rng.random() < 0.5 else T.min(self.m + 1, count)
+        for s in (T.unroll if isinstance(stop, int) and self.rng.random() < 0.3 else T.serial)(0, stop):
+            for i, j in T.Parallel(self.bm, self.bn):
+                tile[i, j] = tile[i, j] * 0.5 + T.cast(s, T.float32) * 0.125
+
+    def expression(self, i: Value, j: Value, level: int = 0) -> Value:
+        """A random smooth value over one element of the block."""
+        rng, r, c = self.rng, self.m * self.bm + i, self.n * self.bn + j
+        leaves = [
+            lambda: self.pick(self.tiles)[i, j],
+            lambda: self.X[r, c] * 1.0 if self.X.dtype is DType.F32 else T.cast(self.X[r, c], T.float32),
+            lambda: self.bias[c] * 0.5,
+            lambda: (self.pick(self.rows) if self.rows else self.pick(self.tiles))[(i,) if self.rows else (i, j)],
+            lambda: T.if_then_else(self.keep[r, c], 0.75, -0.25),
+            lambda: T.cast(r - c, T.float32) * 0.0625,
+        ]
+        if level >= 3 or rng.random() < 0.3:
+            return leaves[int(rng.integers(len(leaves)))]()
+        one = self.expression(i, j, level + 1)
+        match int(rng.integers(10)):
+            case 0:
+                return T.tanh(one)
+            case 1:
+                return T.sigmoid(one)
+            case 2:
+                return T.abs(one)
+            case 3:
+                return T.exp(T.min(one, 0.0))
+            case 4:
+                return one / (T.abs(self.expression(i, j, level + 1)) + 1.0)
+            case 5:
+                return T.if_then_else(c <= r, one, self.expression(i, j, level + 1))
+            case 6:
+                return T.max(one, self.expression(i, j, level + 1))
+            case 7:
+                return one - self.expression(i, j, level + 1) * 0.5
+            case 8:
+                return T.tanh(one) * self.expression(i, j, level + 1)
+            case _:
+                return one + self.expression(i, j, level + 1)
