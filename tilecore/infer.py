@@ -143,6 +143,7 @@ def _layouts(graph: TileGraph, given: Mapping[str, Layout]) -> dict[str, Layout]
     return layouts
 
 
+TILE_ROWS = range(3, 9)  # one and two rows take tiles of their own
 ANNOTATED = {"rows": ("rows", None), "panels of axis 0": ("panels", 0), "panels of axis 1": ("panels", 1)}
 
 
@@ -179,13 +180,19 @@ def register_tile(program: Program, target: Target) -> RegisterTile:
         return choose_register_tile(target)
     rows, vectors = notes[0].value  # type: ignore[misc]
     tile = RegisterTile(int(rows), int(vectors))
-    if tile.rows < 1 or tile.vectors < 1 or tile.vectors % target.smallest_vectors or not target.fits(tile):
+    if (
+        tile.rows not in TILE_ROWS
+        or tile.vectors < 1
+        or tile.vectors % target.smallest_vectors
+        or not target.fits(tile)
+    ):
         need = tile.rows * tile.vectors + tile.vectors + 1
         raise InferenceError(
             _at(
                 notes[0].span,
-                f"a register tile of {tile.rows} rows × {tile.vectors} vectors takes {need} registers of "
-                f"{target.registers}, and vectors come in multiples of {target.smallest_vectors}",
+                f"a register tile of {tile.rows} rows × {tile.vectors} vectors takes {need} of {target.registers} "
+                f"registers; tiles have {TILE_ROWS[0]} to {TILE_ROWS[-1]} rows, and vectors come in multiples of "
+                f"{target.smallest_vectors}",
             )
         )
     return tile

@@ -237,7 +237,7 @@ def build(
     else:
         returned = tuple(_picked(parameters, settings.out_idx))
     target = detect_target()
-    steps = tuple(_step(program, settings) for program in programs)
+    steps = tuple(compile_program(program, settings) for program in programs)
     threads = settings.threads or len(os.sched_getaffinity(0))
     shown = {**(config or {}), "target": target.name}
     workspaces = tuple(tensor.name for tensor in traced.workspaces)
@@ -277,7 +277,8 @@ def _returned(result: Any, eager: Eager, name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _step(program: Program, settings: Settings) -> Step:
+def compile_program(program: Program, settings: Settings) -> Step:
+    """One traced program, built and loaded."""
     target = detect_target()
     check_limits((*program.inputs, *program.outputs))
     plan = plan_of(program, target)

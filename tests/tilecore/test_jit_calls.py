@@ -1,0 +1,218 @@
+"""`jit` and `compile`: three ways to write a kernel, arrays by numpy and DLPack, and what a wrong call says."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilecore
+from tilecore import KernelError, TileError
+from tilecore import language as T
+
+pytestmark = pytest.mark.cpu
+RNG = np.random.default_rng(3)
+
+
+@pytest.fixture(scope="module")
+def jit(object_cache: Path) -> Callable[..., Any]:
+    return partial(tilecore.jit, cache=object_cache)
+
+
+@pytest.fixture(scope="module")
+def scale(jit: Callable[..., Any]) -> Any:
+    n = T.dynamic("n")
+
+    def scaled(A: T.Tensor((n, 4), "float32"), B: T.Tensor((n, 4), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(n) as i:
+            for j in T.Parallel(4):
+                B[i, j] = A[i, j] * 2
+
+    return jit(scaled, out_idx=-1)
+
+
+def test_a_function_with_annotated_parameters(scale: Any) -> None:
+    for rows in (1, 5):
+        array = RNG.standard_normal((rows, 4)).astype(np.float32)
+        np.testing.assert_array_equal(scale(array), array * 2)
+    assert len(scale.kernels) == 1
+
+
+def test_a_function_that_makes_kernels_keeps_each(jit: Callable[..., Any]) -> None:
+    made: list[int] = []
+
+    def factory(n: int, block: int = 4) -> Any:
+        made.append(n)
+
+        @T.prim_func
+        def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")) -> None:  # type: ignore[valid-type]
+            with T.Kernel(T.ceildiv(n, block)) as b:
+                a = T.alloc_fragment((block,), "float32")
+                T.copy(A[b * block], a)
+                T.copy(a, B[b * block])
+
+        return kernel
+
+    make = jit(factory, out_idx=[1])
+    array = RNG.standard_normal(7).astype(np.float32)
+    np.testing.assert_array_equal(make(7)(array), array)
+    assert make(7) is make(7, 4)
+    assert make(7, block=2) is not make(7)
+    assert made == [7, 7]
+    assert make(7).config["block"] == 4
+
+
+def test_a_function_that_declares_its_tensors(jit: Callable[..., Any]) -> None:
+    def added(A: Any, B: Any, factor: float = 1.0) -> Any:  # pyright: ignore[reportRedeclaration]
+        M, N = T.const("M, N")
+        A: T.Tensor((M, N), "float32")  # type: ignore
+        B: T.Tensor((N,), "float32")  # type: ignore
+        C = T.empty((M, N), "float32")
+        D = T.empty((M,), "int32")
+        with T.Kernel(M) as i:
+            for j in T.Parallel(N):
+                C[i, j] = A[i, j] + B[j] * factor
+            D[i] = M * N
+        return C, D
+
+    kernel = jit(added)
+    a, b = RNG.standard_normal((3, 5)).astype(np.float32), RNG.standard_normal(5).astype(np.float32)
+    total, count = kernel(a, b, factor=2.0)
+    np.testing.assert_allclose(total, a + 2 * b, rtol=1e-6)
+    np.testing.assert_array_equal(count, [15, 15, 15])
+    compiled = kernel.compile(M=3, N=5, factor=2.0)
+    np.testing.assert_array_equal(compiled(a, b)[0], total)
+    with pytest.raises(KernelError, match=r"needs N: pass arrays, or name=… to compile\(\)"):
+        kernel.compile(M=3)
+
+
+def test_what_was_generated_and_decided_is_shown(scale: Any) -> None:
+    kernel = scale.compile()
+    assert "tile_kernel" in kernel.source
+    assert f"{Path(__file__).name}:" in kernel.source
+    text = kernel.explain()
+    assert "kernel scaled(A, B) -> B" in text
+    assert "parallel j < 4" in text
+    assert "vectors along j" in text
+    assert kernel.config["target"] in text
+
+
+class Foreign:
+    """An array of another library: memory by DLPack and nothing else."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_by_dlpack(scale: Any) -> None:
+    array = RNG.standard_normal((3, 4)).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(scale(Foreign(array))), array * 2)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (np.zeros((3, 4)), "A: f32[n, 4]: found float64, expected float32; A.astype(…) converts"),
+        (np.zeros(4, np.float32), "A: f32[n, 4]: found 1 dims (4,), expected 2"),
+        (np.zeros((3, 5), np.float32), "A: f32[n, 4]: dim 1 is 5, expected 4; its shape is (3, 5)"),
+        (np.zeros((4, 3), np.float32).T, "found strides of (1, 3) elements for shape (3, 4), expected dense rows"),
+        (np.frombuffer(bytes(17), np.uint8)[1:].view(np.float32).reshape(1, 4), "is not aligned to 4 bytes"),
+        ([1.0, 2.0], "A is a list: expected a numpy array, or one that offers __dlpack__"),
+    ],
+)
+def test_a_wrong_array_is_named_with_what_was_expected(scale: Any, argument: Any, message: str) -> None:
+    with pytest.raises(KernelError) as caught:
+        scale(argument)
+    assert message in str(caught.value)
+
+
+def test_wrong_outputs_and_counts(jit: Callable[..., Any], scale: Any) -> None:
+    in_place = jit(scale.original)
+    array = np.zeros((3, 4), np.float32)
+    with pytest.raises(KernelError, match="dim 0 is 2, expected 3 as n is 3 by dim 0 of A"):
+        in_place(array, np.zeros((2, 4), np.float32))
+    with pytest.raises(KernelError, match="shares memory with A"):
+        in_place(array, array)
+    frozen = np.zeros((3, 4), np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(KernelError, match="read-only"):
+        in_place(array, frozen)
+    with pytest.raises(KernelError, match=r"takes 2 arguments \(A, B\), got 1"):
+        in_place(array)
+
+
+def test_extents_left_open_are_given_by_name(jit: Callable[..., Any]) -> None:
+    def copied(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32"), *, block: Any = T.auto) -> None:  # type: ignore[valid-type]
+        with T.Kernel(T.ceildiv(8, block)) as b:
+            a = T.alloc_fragment((block,), "float32")
+            T.copy(A[b * block], a)
+            T.copy(a, B[b * block])
+
+    array = RNG.standard_normal(8).astype(np.float32)
+    kernel = jit(copied, out_idx=1).compile(block=4)
+    assert kernel.steps[0].program.grid[0].extent is not None
+    assert str(kernel.steps[0].program.grid[0].extent) == "2"
+    np.testing.assert_array_equal(kernel(array), array)
+
+
+def test_measured_configurations(jit: Callable[..., Any]) -> None:
+    def factory(n: int, block: int = 1) -> Any:
+        @T.prim_func
+        def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")) -> None:  # type: ignore[valid-type]
+            with T.Kernel(n // block) as b:
+                for i in T.Parallel(block):
+                    B[b * block + i] = A[b * block + i]
+
+        return kernel
+
+    tuned = tilecore.autotune(configs=[{"block": 4}, {"block": 8}], warmup=1, rep=2)(jit(factory, out_idx=1))
+    assert tuned(16).config["block"] in (4, 8)
+    assert tuned(16, block=2).config["block"] == 2
+
+
+def test_a_name_that_a_symbolic_branch_assigns_is_undecided(jit: Callable[..., Any]) -> None:
+    def chosen(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(8) as i:
+            if A[i] > 0:  # noqa: SIM108 - the spelling is the point
+                value = 1.0
+            else:
+                value = 2.0
+            B[i] = value
+
+    with pytest.raises(TileError) as caught:
+        jit(chosen, out_idx=1).compile()
+    assert "value" in str(caught.value)
+    assert "T.alloc_var" in str(caught.value)
+    assert "B[i]" in str(caught.value)
+
+
+def test_what_is_for_gpu_threads_is_refused_by_name(jit: Callable[..., Any]) -> None:
+    def threads(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            i = T.get_thread_binding(0)
+            B[i] = A[i]
+
+    with pytest.raises(TileError) as caught:
+        jit(threads, out_idx=1).compile()
+    assert caught.value.message == "T.get_thread_binding is for GPU threads"
+    assert "^" in str(caught.value)
+
+
+def test_a_loop_that_nothing_ends_is_refused(jit: Callable[..., Any]) -> None:
+    def endless(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(8) as i:
+            while A[i] > 0:
+                B[i] = 1.0
+
+    with pytest.raises(TileError, match="nothing in the loop changes its condition"):
+        jit(endless, out_idx=1).compile()
