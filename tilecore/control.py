@@ -23,8 +23,12 @@ from tilecore.value import Operand, Value, extent, index, lift, operate
 class Kernel:
     """The grid: `with T.Kernel(x, y) as (i, j):` runs its body for every point, in any order and in parallel."""
 
-    def __init__(self, *extents: Operand, threads: Any = None, **hints: Any) -> None:
-        """`threads` and `hints` (`prelude`, `cluster_dims`, …) are for GPUs; on a CPU they change nothing."""
+    def __init__(self, *extents: Operand, split: int | None = None, threads: Any = None, **hints: Any) -> None:
+        """`split` adds one more axis: that many tasks share each point, and `T.join` joins what they have found.
+
+        With a split of 1 that axis is the number 0, and the program is the one without it. `threads` and `hints`
+        (`prelude`, `cluster_dims`, …) are for GPUs; on a CPU they change nothing.
+        """
         self.tracer = current("T.Kernel")
         self.span = user_span()
         if not extents:
@@ -34,16 +38,23 @@ class Kernel:
         if self.tracer.grid is not None:
             _fail("a second T.Kernel in one kernel", "one T.Kernel per function; trace two functions")
         self.extents = [extent(size) for size in extents]
+        self.split = split
         self.threads = threads
         self.scope: Scope | None = None
 
     def __enter__(self) -> Any:
         frame = user_frame()
-        names = names_assigned(frame, len(self.extents), "task")
-        axes = [Var(self.tracer.unique(name), extent=size) for name, size in zip(names, self.extents, strict=True)]
+        names = names_assigned(frame, len(self.extents) + (self.split is not None), "task")
+        if self.split is not None and self.split > 1:
+            self.extents.append(extent(self.split))
+        axes = [Var(self.tracer.unique(name), extent=size) for name, size in zip(names, self.extents, strict=False)]
         self.tracer.grid = tuple(axes)
         self.scope = self.tracer.open("kernel", span_of_frame(frame))
         values = tuple(Value(axis) for axis in axes)
+        if self.split is not None and self.split > 1:
+            self.tracer.split = axes[-1]
+        elif self.split is not None:
+            values = (*values, lift(0))
         return values[0] if len(values) == 1 else values
 
     def __exit__(
@@ -217,6 +228,8 @@ class If:
             if self.scope.elementwise:
                 around.body.extend(body)
                 around.tested = (len(around.body), self.condition)
+            elif self.condition.expr == const(True):  # known while tracing: no condition at all
+                around.body.extend(body)
             else:
                 self.tracer.emit(ir.If(self.condition.expr, body, (), self.scope.span))
 

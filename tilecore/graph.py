@@ -19,6 +19,7 @@ from tilecore.ir import (
     For,
     Gemm,
     If,
+    Join,
     Parallel,
     Print,
     Program,
@@ -114,6 +115,8 @@ def buffers_of(stmt: Stmt) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
             return (stmt.a, stmt.b) + (() if stmt.clear else (stmt.c,)), (stmt.c,)
         case Reduce():
             return (stmt.src,) + (() if stmt.clear else (stmt.dst,)), (stmt.dst,)
+        case Join():
+            return (stmt.buffer,), (stmt.buffer,)
         case CumSum():
             return (stmt.src,), (stmt.dst,)
         case Store():

@@ -5,7 +5,7 @@ tile buffers and outputs hold a poison (NaN, or the smallest integer), so that a
 element read before it is written shows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from tilecore.ir import (
     For,
     Gemm,
     If,
+    Join,
     Parallel,
     Print,
     Program,
@@ -64,16 +65,35 @@ def interpret(program: Program, arrays: Mapping[str, Any], *, wide: bool = True)
             fresh = np.array(arrays.get(tensor.name, np.zeros(shape)), fresh.dtype)
         outputs[tensor.name] = fresh
     sizes = [int(shapes(axis.extent)) for axis in program.grid if axis.extent is not None]
-    for point in np.ndindex(*sizes):
+    joined = {stmt.axis for stmt in program.body if isinstance(stmt, Join)}
+    apart = [1 if axis in joined else size for axis, size in zip(program.grid, sizes, strict=True)]
+    shared = [size if axis in joined else 1 for axis, size in zip(program.grid, sizes, strict=True)]
+    for start in np.ndindex(*apart):
+        _run_together(program, shapes, [np.add(start, step) for step in np.ndindex(*shared)], arrays, outputs, wide)
+    return outputs
+
+
+def _run_together(program: Program, shapes: Evaluator, points: list[Any], arrays: Mapping[str, Any],
+                  outputs: dict[str, np.ndarray], wide: bool) -> None:  # fmt: skip
+    """Tasks that meet at joins."""
+    tasks: list[_Task] = []
+    for _ in points:
         tiles: dict[str, Any] = {}
-        evaluator = Evaluator(arrays, symbols, wide=wide, tiles=tiles)
+        evaluator = Evaluator(arrays, shapes.symbols, wide=wide, tiles=tiles)
         for buffer in program.buffers:
             shape = tuple(int(shapes(dim)) for dim in buffer.shape)
             tiles[buffer.name] = _poisoned(shape, buffer.dtype, evaluator)
-        task = _Task(evaluator, tiles, outputs)
-        with np.errstate(all="ignore"):
+        tasks.append(_Task(evaluator, tiles, outputs))
+    with np.errstate(all="ignore"):
+        running = [
             task.block(program.body, dict(zip(program.grid, map(np.int64, point), strict=True)))
-    return outputs
+            for task, point in zip(tasks, points, strict=True)
+        ]
+        while met := [stmt for stmt in (next(task, None) for task in running) if stmt is not None]:
+            name = met[0].buffer.name
+            value = REDUCE[met[0].kind](np.stack([task.tiles[name] for task in tasks]), axis=0)
+            for task in tasks:
+                task.tiles[name][...] = value
 
 
 def _bind(program: Program, arrays: Mapping[str, Any]) -> dict[str, int]:
@@ -109,13 +129,15 @@ class _Task:
     tiles: dict[str, Any]
     outputs: dict[str, np.ndarray]
 
-    def block(self, body: tuple[Stmt, ...], env: Env) -> None:
-        """Run `body` in order."""
+    def block(self, body: tuple[Stmt, ...], env: Env) -> Iterator[Join]:
+        """Run `body` in order, up to each join, which whoever runs the tasks carries out."""
         for stmt in body:
-            self._statement(stmt, env)
+            yield from self._statement(stmt, env)
 
-    def _statement(self, stmt: Stmt, env: Env) -> None:
+    def _statement(self, stmt: Stmt, env: Env) -> Iterator[Join]:
         match stmt:
+            case Join():
+                yield stmt
             case Copy():
                 self._copy(stmt, env)
             case Fill():
@@ -135,10 +157,10 @@ class _Task:
                     self._store(store, {**env, **dict(zip(stmt.axes, grid, strict=True))}, tuple(sizes))
             case For():
                 for value in range(self._number(stmt.start, env), self._number(stmt.var.extent, env)):
-                    self.block(stmt.body, {**env, stmt.var: np.int64(value)})
+                    yield from self.block(stmt.body, {**env, stmt.var: np.int64(value)})
             case While():
                 while bool(self.run(stmt.condition, env)):
-                    self.block(stmt.body, env)
+                    yield from self.block(stmt.body, env)
             case Print():
                 if isinstance(stmt.values, Buffer):
                     found = [self.tiles[stmt.values.name]]
@@ -149,7 +171,7 @@ class _Task:
                 if not bool(self.run(stmt.condition, env)):
                     raise AssertionError(stmt.span.render(stmt.message) if stmt.span else stmt.message)
             case If():
-                self.block(stmt.then if bool(self.run(stmt.condition, env)) else stmt.otherwise, env)
+                yield from self.block(stmt.then if bool(self.run(stmt.condition, env)) else stmt.otherwise, env)
 
     def _number(self, expr: Expr | None, env: Env) -> int:
         if expr is None:

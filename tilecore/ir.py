@@ -88,6 +88,19 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """`buffer` = `kind` of itself over all tasks that differ in the grid's `axis` alone; each of them gets the result.
+
+    Those tasks run at the same time and meet here. Kinds are those of `Reduce`.
+    """
+
+    kind: str
+    buffer: Buffer
+    axis: Var
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class CumSum:
     """`dst` = the running sums of `src` along `axis`, from its end with `reverse`; `dst` may be `src`."""
 
@@ -172,7 +185,7 @@ class If:
     span: Span | None = field(default=None, compare=False, repr=False)
 
 
-Stmt = Copy | Fill | Gemm | Reduce | CumSum | Store | Parallel | For | While | If | Print | Assert
+Stmt = Copy | Fill | Gemm | Reduce | Join | CumSum | Store | Parallel | For | While | If | Print | Assert
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +266,7 @@ def expressions(stmt: Stmt) -> Iterator[Expr]:
         case Print():
             if isinstance(stmt.values, tuple):
                 yield from stmt.values
-        case Gemm() | Reduce() | CumSum():
+        case Gemm() | Reduce() | Join() | CumSum():
             return
 
 

@@ -24,6 +24,7 @@ from tilecore.ir import (
     For,
     Gemm,
     If,
+    Join,
     Parallel,
     Print,
     Program,
@@ -167,6 +168,10 @@ def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
             yield from _fill(stmt, lowering)
         case Store():
             yield put_of(stmt, lowering.addresses, {})
+        case Join():
+            raise ValueError(
+                f"T.join of {stmt.buffer.name}: tasks of a split meet on a GPU; a CPU kernel has a split of 1"
+            )
         case Reduce() | CumSum():
             raise ValueError(f"{stmt}: expand_reductions has not run")
 

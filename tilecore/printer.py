@@ -16,6 +16,7 @@ from tilecore.ir import (
     For,
     Gemm,
     If,
+    Join,
     Parallel,
     Print,
     Program,
@@ -68,6 +69,8 @@ def _statement(stmt: Stmt) -> Iterator[str]:
         case Reduce():
             join = "=" if stmt.clear else "with="
             yield f"reduce {stmt.dst.name} {join} {stmt.kind}({stmt.src.name}, axis={stmt.axis})"
+        case Join():
+            yield f"join {stmt.buffer.name} = {stmt.kind} over {stmt.axis.name}"
         case CumSum():
             way = ", reverse" if stmt.reverse else ""
             yield f"cumsum {stmt.dst.name} = {stmt.src.name}, axis={stmt.axis}{way}"

@@ -119,6 +119,14 @@ def ceildiv(value: Any, divisor: Any) -> Any:
     )
 
 
+def share(first: Any, last: Any, part: Operand, parts: int) -> tuple[Any, Any]:
+    """First and last (exclusive) of [`first`, `last`) that task `part` of `parts` does, in order, as even as can be."""
+    if parts == 1:
+        return first, last
+    each = ceildiv(last - first, parts)
+    return first + part * each, min(last, first + (part + 1) * each)
+
+
 def exp(x: Operand) -> Value:
     """e to the power `x`."""
     return operate("exp", x)

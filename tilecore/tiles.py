@@ -219,6 +219,14 @@ def reduce(src: Handle, dst: Handle, kind: str, dim: int = -1, clear: Flag = Tru
     current("T.reduce").emit(statement, writes=target)
 
 
+def join(tile: Handle, kind: str) -> None:
+    """`tile` = the `kind` (as in `reduce`) of what all tasks of the kernel's `split` have in it."""
+    target = _target(tile, "T.join")
+    tracer = current("T.join")
+    if tracer.split is not None:
+        tracer.emit(ir.Join(kind, target, tracer.split, user_span()), writes=target)
+
+
 def reduce_sum(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the sum of `src` over axis `dim`; 0 over no elements."""
     reduce(src, dst, "sum", dim, clear)

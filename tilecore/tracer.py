@@ -223,6 +223,7 @@ class Tracer:
     versions: dict[str, int] = field(default_factory=dict)
     clock: int = 0
     grid: tuple[Var, ...] | None = None
+    split: Var | None = None  # the axis of the grid whose tasks `T.join` brings together
     parts: list[Part] = field(default_factory=list)
     annotations: list[Annotation] = field(default_factory=list)
     reducers: dict[str, str] = field(default_factory=dict)  # buffer → kind

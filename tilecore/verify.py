@@ -21,6 +21,7 @@ from tilecore.ir import (
     For,
     Gemm,
     If,
+    Join,
     Parallel,
     Print,
     Program,
@@ -118,6 +119,8 @@ def _statement(checker: _Checker, stmt: Stmt, where: _Place) -> None:
             _gemm(checker, stmt, where)
         case Reduce():
             _reduce(checker, stmt, where)
+        case Join():
+            _join(checker, stmt, where)
         case CumSum():
             _cumsum(checker, stmt, where)
         case Print():
@@ -169,6 +172,21 @@ def _while(checker: _Checker, stmt: While, where: _Place) -> None:
             instead="a condition that reads a tile which the body writes, such as `flag = T.alloc_var(T.bool)`",
         )
     _block(checker, stmt.body, replace(where, tested=where.tested | variables(stmt.condition)))
+
+
+def _join(checker: _Checker, stmt: Join, where: _Place) -> None:
+    if stmt.kind not in REDUCTIONS:
+        raise TileError(f"a join of kind {stmt.kind!r}, not one of {', '.join(REDUCTIONS)}", where.span)
+    if stmt not in checker.program.body:
+        raise TileError(
+            f"{stmt.buffer.name} is joined inside a loop or T.If, where tasks need not meet",
+            where.span,
+            instead="T.join on the level of the kernel's body",
+        )
+    if stmt.axis not in checker.program.grid:
+        raise TileError(f"{stmt.axis.name} is no axis of the grid of {checker.program.name}", where.span)
+    _declared(checker, stmt.buffer, where)
+    _read(checker, stmt.buffer, where)
 
 
 def _cumsum(checker: _Checker, stmt: CumSum, where: _Place) -> None:

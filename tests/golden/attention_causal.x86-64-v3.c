@@ -1,4 +1,4 @@
-/* FusedGolden_fb37be301143: attention for x86-64-v3 */
+/* FusedGolden_cd76b720ba48: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -107,22 +107,22 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             for (; j16 + 8 <= 64; j16 += 8) {
                 const f32v v25 = load_f32(input0 + t24 + j16);
                 const f32v v26 = v25 * splat_f32(0x1.0000000000000p-3f);
-                store_f32(s_q + t27 + j16, v26); // attention.py:39
+                store_f32(s_q + t27 + j16, v26); // attention.py:41
             }
         }
         for (int64_t row_28 = 0; row_28 < t14; row_28 += 1) {
             int64_t j29 = 0;
             const int64_t t30 = row_28 * 64;
             for (; j29 < 64; j29 += 8) {
-                store_f32(s_o + t30 + j29, splat_f32(0x0.0p+0f)); // attention.py:40
+                store_f32(s_o + t30 + j29, splat_f32(0x0.0p+0f)); // attention.py:42
             }
-            s_top[row_28] = -INFINITY; // attention.py:42
+            s_top[row_28] = -INFINITY; // attention.py:44
             const int32_t t31 = -INFINITY == -INFINITY;
             const float t32 = t31 ? 0x0.0p+0f : s_top[row_28];
             const float t33 = -INFINITY - t32;
             const float t34 = t33 * 0x1.7154760000000p+0f;
             const float t35 = exp2_f32_s(t34);
-            s_total[row_28] = t35; // attention.py:44
+            s_total[row_28] = t35; // attention.py:46
         }
         const int64_t t36 = m_9 * 24;
         const int64_t t37 = t36 + 24;
@@ -139,12 +139,12 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             const int64_t t48 = min_i64(32, t47);
             if (!once_k[n_41]) {
                 once_k[n_41] = 1;
-                pack_transposed_f32(input0 + t44, 384, s_k + t45, 1024, t48, 64); // attention.py:46
+                pack_transposed_f32(input0 + t44, 384, s_k + t45, 1024, t48, 64); // attention.py:49
             }
             const int64_t t49 = t36 + t46;
             const int64_t t50 = t49 + 24;
             const int64_t t51 = min_i64(t48, t50);
-            product(s_q + 0, 64, 1, s_k + t45, 1024, s_s + 0, 32, t14, t51, 64, 1); // attention.py:47
+            product(s_q + 0, 64, 1, s_k + t45, 1024, s_s + 0, 32, t14, t51, 64, 1); // attention.py:50
             for (int64_t row_52 = 0; row_52 < t14; row_52 += 1) {
                 f32v acc53 = splat_f32(-INFINITY);
                 f32v acc54 = splat_f32(-INFINITY);
@@ -158,56 +158,56 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                     const i32v v63 = lanes_below(t62 - j57);
                     const f32v v65 = select_f32(v63, load_masked_f32(s_s + t64 + j57, v63), splat_f32(-INFINITY));
                     const f32v v66 = v65;
-                    store_f32(s_s + t64 + j57, v66); // attention.py:51
-                    acc53 = fmax_f32(acc53, v66); // attention.py:69
+                    store_f32(s_s + t64 + j57, v66); // attention.py:54
+                    acc53 = fmax_f32(acc53, v66); // online_softmax.py:14
                     const int64_t j58 = j57 + 8;
                     const i32v v67 = lanes_below(t62 - j58);
                     const f32v v68 = select_f32(v67, load_masked_f32(s_s + t64 + j58, v67), splat_f32(-INFINITY));
                     const f32v v69 = v68;
-                    store_f32(s_s + t64 + j58, v69); // attention.py:51
-                    acc54 = fmax_f32(acc54, v69); // attention.py:69
+                    store_f32(s_s + t64 + j58, v69); // attention.py:54
+                    acc54 = fmax_f32(acc54, v69); // online_softmax.py:14
                     const int64_t j59 = j57 + 16;
                     const i32v v70 = lanes_below(t62 - j59);
                     const f32v v71 = select_f32(v70, load_masked_f32(s_s + t64 + j59, v70), splat_f32(-INFINITY));
                     const f32v v72 = v71;
-                    store_f32(s_s + t64 + j59, v72); // attention.py:51
-                    acc55 = fmax_f32(acc55, v72); // attention.py:69
+                    store_f32(s_s + t64 + j59, v72); // attention.py:54
+                    acc55 = fmax_f32(acc55, v72); // online_softmax.py:14
                     const int64_t j60 = j57 + 24;
                     const i32v v73 = lanes_below(t62 - j60);
                     const f32v v74 = select_f32(v73, load_masked_f32(s_s + t64 + j60, v73), splat_f32(-INFINITY));
                     const f32v v75 = v74;
-                    store_f32(s_s + t64 + j60, v75); // attention.py:51
-                    acc56 = fmax_f32(acc56, v75); // attention.py:69
+                    store_f32(s_s + t64 + j60, v75); // attention.py:54
+                    acc56 = fmax_f32(acc56, v75); // online_softmax.py:14
                 }
                 for (; j57 + 8 <= t51; j57 += 8) {
                     const i32v v76 = lanes_below(t62 - j57);
                     const f32v v77 = select_f32(v76, load_masked_f32(s_s + t64 + j57, v76), splat_f32(-INFINITY));
                     const f32v v78 = v77;
-                    store_f32(s_s + t64 + j57, v78); // attention.py:51
-                    acc53 = fmax_f32(acc53, v78); // attention.py:69
+                    store_f32(s_s + t64 + j57, v78); // attention.py:54
+                    acc53 = fmax_f32(acc53, v78); // online_softmax.py:14
                 }
                 if (j57 < t51) {
                     const i32v m79 = lanes_below(t51 - j57);
                     const i32v v80 = lanes_below(t62 - j57);
                     const f32v v81 = select_f32(v80, load_masked_f32(s_s + t64 + j57, v80), splat_f32(-INFINITY));
                     const f32v v82 = v81;
-                    store_masked_f32(s_s + t64 + j57, m79, v82); // attention.py:51
-                    acc53 = fmax_f32(acc53, select_f32(m79, v82, splat_f32(-INFINITY))); // attention.py:69
+                    store_masked_f32(s_s + t64 + j57, m79, v82); // attention.py:54
+                    acc53 = fmax_f32(acc53, select_f32(m79, v82, splat_f32(-INFINITY))); // online_softmax.py:14
                 }
-                const float fmax_83 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc53, acc54), acc55), acc56)); // attention.py:69
+                const float fmax_83 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc53, acc54), acc55), acc56)); // online_softmax.py:14
                 const float t84 = s_top[row_52];
-                s_rescale[row_52] = t84; // attention.py:68
+                s_rescale[row_52] = t84; // online_softmax.py:13
                 const float t85 = max_f32_s(t84, fmax_83);
-                s_top[row_52] = t85; // attention.py:69
+                s_top[row_52] = t85; // online_softmax.py:14
                 const int32_t t86 = t85 == -INFINITY;
                 const float t87 = t86 ? 0x0.0p+0f : s_top[row_52];
                 const float t88 = t84 - t87;
                 const float t89 = t88 * 0x1.7154760000000p+0f;
                 const float t90 = exp2_f32_s(t89);
-                s_rescale[row_52] = t90; // attention.py:71
+                s_rescale[row_52] = t90; // online_softmax.py:16
                 const float t91 = s_total[row_52];
                 const float t92 = t91 * t90;
-                s_total[row_52] = t92; // attention.py:72
+                s_total[row_52] = t92; // online_softmax.py:17
                 f32v acc93 = splat_f32(0.0f);
                 int64_t j94 = 0;
                 for (; j94 + 8 <= t51; j94 += 8) {
@@ -217,8 +217,8 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                     const f32v v98 = v97 * splat_f32(0x1.7154760000000p+0f);
                     const f32v v99 = exp2_f32(v98);
                     const f32v v100 = v99;
-                    store_f32(s_s + t64 + j94, v100); // attention.py:74
-                    acc93 = acc93 + v100; // attention.py:75
+                    store_f32(s_s + t64 + j94, v100); // online_softmax.py:19
+                    acc93 = acc93 + v100; // online_softmax.py:20
                 }
                 if (j94 < t51) {
                     const i32v m101 = lanes_below(t51 - j94);
@@ -228,19 +228,19 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                     const f32v v105 = v104 * splat_f32(0x1.7154760000000p+0f);
                     const f32v v106 = exp2_f32(v105);
                     const f32v v107 = v106;
-                    store_masked_f32(s_s + t64 + j94, m101, v107); // attention.py:74
-                    acc93 = acc93 + select_f32(m101, v107, splat_f32(0.0f)); // attention.py:75
+                    store_masked_f32(s_s + t64 + j94, m101, v107); // online_softmax.py:19
+                    acc93 = acc93 + select_f32(m101, v107, splat_f32(0.0f)); // online_softmax.py:20
                 }
-                const float sum_108 = sum_lanes(acc93); // attention.py:75
+                const float sum_108 = sum_lanes(acc93); // online_softmax.py:20
                 const float t109 = t92 + sum_108;
-                s_total[row_52] = t109; // attention.py:75
+                s_total[row_52] = t109; // online_softmax.py:20
                 int64_t j110 = 0;
                 const int64_t t111 = row_52 * 64;
                 for (; j110 < 64; j110 += 8) {
                     const f32v v112 = load_f32(s_o + t111 + j110);
                     const f32v v113 = splat_f32(t90);
                     const f32v v114 = v112 * v113;
-                    store_f32(s_o + t111 + j110, v114); // attention.py:55
+                    store_f32(s_o + t111 + j110, v114); // attention.py:58
                 }
             }
             if (!once_v[n_41]) {
@@ -261,12 +261,12 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                         const int64_t t129 = t127 + t128;
                         for (; j117 + 8 <= 16; j117 += 8) {
                             const f32v v125 = load_f32(input0 + t124 + j117);
-                            store_f32(s_v + t129 + j117, v125); // attention.py:56
+                            store_f32(s_v + t129 + j117, v125); // attention.py:59
                         }
                     }
                 }
             }
-            product(s_s + 0, 32, 1, s_v + t45, 512, s_o + 0, 64, t14, 64, t51, 0); // attention.py:59
+            product(s_s + 0, 32, 1, s_v + t45, 512, s_o + 0, 64, t14, 64, t51, 0); // attention.py:62
         }
         const int64_t t140 = t17 * 128;
         const int64_t t141 = t140 + t19;
@@ -283,7 +283,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const f32v v137 = splat_f32(t136);
                 const f32v v138 = v135 / v137;
                 const f32v v139 = select_f32(v133, splat_f32(0x0.0p+0f), v138);
-                store_f32(output0 + t145 + j131, v139); // attention.py:63
+                store_f32(output0 + t145 + j131, v139); // attention.py:69
             }
         }
     }
@@ -337,7 +337,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_fb37be301143_x86_64_v3 = {
-    "FusedGolden_fb37be301143", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_cd76b720ba48_x86_64_v3 = {
+    "FusedGolden_cd76b720ba48", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

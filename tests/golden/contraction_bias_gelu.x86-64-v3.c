@@ -1,4 +1,4 @@
-/* FusedGolden_0b27b0eb4052: matmul for x86-64-v3 */
+/* FusedGolden_f93bea90a108: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -69,7 +69,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
         const int64_t t12 = m_3 * -24;
         const int64_t t13 = n0 + t12;
         const int64_t t14 = min_i64(24, t13);
-        product(input0 + t8, 64, 1, input1 + t11, 1024, s_c + 0, 48, t14, 48, 64, 1); // matmul.py:35
+        product(input0 + t8, 64, 1, input1 + t11, 1024, s_c + 0, 48, t14, 48, 64, 1); // matmul.py:36
         const int64_t t19 = n_4 * 48;
         const int64_t t27 = m_3 * 1152;
         const int64_t t28 = t27 + t19;
@@ -86,7 +86,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const f32v v24 = erf_f32(v23);
                 const f32v v25 = splat_f32(0x1.0000000000000p+0f) + v24;
                 const f32v v26 = v22 * v25;
-                store_f32(output0 + t29 + j16, v26); // matmul.py:39
+                store_f32(output0 + t29 + j16, v26); // matmul.py:43
             }
         }
     }
@@ -137,7 +137,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_0b27b0eb4052_x86_64_v3 = {
-    "FusedGolden_0b27b0eb4052", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_f93bea90a108_x86_64_v3 = {
+    "FusedGolden_f93bea90a108", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

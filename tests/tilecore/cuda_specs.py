@@ -6,7 +6,7 @@ import numpy as np
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Tensor, View
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, RowSpec, Step, Tensor, View
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 Dim = Expr | int
@@ -112,3 +112,54 @@ def attention_spec(form: AttentionForm) -> AttentionSpec:
         acc,
         (Result(Place(output, (b, h, i, e), (b, h, i, e)), cast(acc, form.dtype)),),
     )
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """A program over rows by name; `positions` are the rows of a table of rotary factors."""
+
+    kind: str
+    rows: Dim
+    columns: int
+    dtype: DType = BF16
+    positions: int = 1
+
+
+def row_spec(form: RowForm) -> RowSpec:
+    """The spec of a row program; inputs "x" and what the kind needs, output "y"."""
+    R, C = form.rows, form.columns
+    r, c = axis("r", R), axis("c", C)
+    x, y = tensor("x", form.dtype, R, C), tensor("y", form.dtype, R, C)
+    inputs, steps, value = [x], list[Step](), cast(Load(x, (r, c)), F32)
+
+    def more(name: str, *shape: Dim) -> Tensor:
+        inputs.append(tensor(name, form.dtype, *shape))
+        return inputs[-1]
+
+    def step(name: str, kind: str, what: Expr) -> Expr:
+        steps.append(Step(Var(name, F32), kind, what))
+        return steps[-1].var
+
+    match form.kind:
+        case "rmsnorm":
+            scale = unary("rsqrt", step("squares", "sum", value * value) / float(C) + 1e-5)
+            result = value * scale * cast(Load(more("weight", C), (c,)), F32)
+        case "layernorm":
+            centred = step("centred", "tile", value - step("total", "sum", value) / float(C))
+            scale = unary("rsqrt", step("squares", "sum", centred * centred) / float(C) + 1e-5)
+            result = centred * scale * cast(Load(more("weight", C), (c,)), F32) + cast(Load(more("bias", C), (c,)), F32)
+        case "softmax":
+            weight = step("weight", "tile", unary("exp", value - step("top", "max", value)))
+            result = weight / step("total", "sum", weight)
+        case "swiglu":
+            result = value * unary("sigmoid", value) * cast(Load(more("up", R, C), (r, c)), F32)
+        case "rope":
+            half, at = C // 2, binary("mod", r, const(form.positions))
+            cos, sin = (cast(Load(more(name, form.positions, C), (at, c)), F32) for name in ("cos", "sin"))
+            other = select(binary("lt", c, const(half)), unary("neg", cast(Load(x, (r, c + half)), F32)),
+                           cast(Load(x, (r, c - half)), F32))  # fmt: skip
+            result = value * cos + other * sin
+        case _:
+            raise ValueError(form.kind)
+    output = Result(Place(y, (r, c), (r, c)), cast(result, form.dtype))
+    return RowSpec(tuple(inputs), r, c, tuple(steps), (output,))

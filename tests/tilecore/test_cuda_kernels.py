@@ -1,5 +1,6 @@
 """The CUDA backend without a card: roles, refusals and text; with NVRTC, cubins for sm_90a and their resources."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from tilecore.contract.expr import Load, Sym, Var, cast
 from tilecore.contract.spec import Place, Result, Spec, Step
 from tilecore.cuda.compile import CudaSource, candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.kernel import KernelPlan
 from tilecore.cuda.nvrtc import load_nvrtc, read_report
 from tilecore.cuda.profile import H100
 from tilecore.cuda.recommend import choices
@@ -31,16 +33,22 @@ def first(spec: Spec, **extents: int) -> CudaSource:
     return generate(spec, choice, label="Kernel")
 
 
+def plan_of(source: CudaSource) -> KernelPlan:
+    """Of a kernel that is made of products."""
+    assert isinstance(source.plan, KernelPlan)
+    return source.plan
+
+
 def test_the_text_of_a_kernel_is_the_same_every_time() -> None:
     assert first(product_spec(PLAIN)).text == first(product_spec(PLAIN)).text
 
 
 def test_a_product_gets_a_ring_of_both_operands_and_a_staged_store() -> None:
-    plan = first(product_spec(ProductForm(4096, 4096, 4096)), block_m=128, block_n=256, block_k=64).plan
+    plan = plan_of(first(product_spec(ProductForm(4096, 4096, 4096)), block_m=128, block_n=256, block_k=64))
     assert [[tile.buffer.name for tile in ring.tiles] for ring in plan.rings] == [["a", "b"]]
     assert plan.roles.fragments == {"c": 128}
     assert (plan.roles.consumers, plan.producer_threads, plan.threads) == (2, 32, 288)
-    assert plan.persistent
+    assert not plan.balanced
     assert plan.grouped
     assert len(plan.staged_stores) == 1
     assert plan.maps[-1].box == (64, 64)
@@ -48,7 +56,7 @@ def test_a_product_gets_a_ring_of_both_operands_and_a_staged_store() -> None:
 
 def test_a_right_operand_of_either_order_comes_without_a_transpose() -> None:
     sides = {rows: first(product_spec(replace(PLAIN, right_rows=rows))) for rows in (False, True)}
-    assert {rows: source.plan.roles.staged["b"].contiguous for rows, source in sides.items()} == {False: 0, True: 1}
+    assert {rows: plan_of(source).roles.staged["b"].contiguous for rows, source in sides.items()} == {False: 0, True: 1}
     assert "depth_minor(tile_b" in sides[True].text
     assert "depth_minor(tile_b" not in sides[False].text
 
@@ -58,25 +66,25 @@ def test_stores_are_staged_only_where_tensor_copies_clip_them_exactly(
     columns: int, output: object, staged: int
 ) -> None:
     form = replace(PLAIN, columns=columns, output=output)  # type: ignore[arg-type]
-    assert len(first(product_spec(form)).plan.staged_stores) == staged
+    assert len(plan_of(first(product_spec(form))).staged_stores) == staged
 
 
 def test_attention_keeps_weights_in_registers_and_scores_unscaled() -> None:
     source = first(attention_spec(HEADS))
-    assert source.plan.roles.packed == {"p": 32}
-    assert [ring.slots for ring in source.plan.rings] == [1, 2, 2]
-    assert source.plan.turns
-    assert source.plan.role_registers == (240, 24)
+    assert plan_of(source).roles.packed == {"p": 32}
+    assert [ring.slots for ring in plan_of(source).rings] == [2, 2, 2]  # the next tile's queries come early
+    assert plan_of(source).turns
+    assert plan_of(source).role_registers == (240, 24)
     assert "s[x] = t1;" not in source.text
     assert "fmaf(" in source.text
 
 
-def test_causal_tiles_stop_at_the_diagonal_and_the_longest_go_first() -> None:
+def test_causal_tiles_stop_at_the_diagonal_and_long_ones_go_with_short_ones() -> None:
     causal, full = (first(attention_spec(replace(HEADS, causal=causal))) for causal in (True, False))
-    assert "longest_tile" in causal.text
-    assert not causal.plan.persistent
-    assert "longest_tile" not in full.text
-    assert full.plan.persistent
+    assert "balanced_tile" in causal.text
+    assert plan_of(causal).balanced
+    assert "balanced_tile" not in full.text
+    assert not plan_of(full).balanced
     assert "no element of the warpgroup is masked" in causal.text
 
 
@@ -94,6 +102,14 @@ def test_keeping_the_scale_out_of_scores_changes_no_result(program: str, causal:
     }
     results = [interpret(program, arrays)["o"] for program in (plain, moved)]
     np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-6 * np.abs(results[0]).max())
+
+
+def test_masks_test_the_key_itself_and_not_where_memory_is_read() -> None:
+    """Reads behind the last key are clipped to it; the key must be masked all the same."""
+    text = first(attention_spec(AttentionForm(1, 2, 300, 331, 64, program="bias"))).text
+    assert re.search(r"\bj \+ \(n \* \d+\)\) < 331", text)
+    assert "j_in" in text
+    assert not re.search(r"j_in \+ \(n \* \d+\)\) < 331", text)
 
 
 def test_too_much_shared_memory_lists_the_buffers() -> None:

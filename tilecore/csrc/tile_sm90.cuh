@@ -52,6 +52,36 @@ TILE_FN void registers_lower() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
+// ---- clusters: blocks that share a result ----
+TILE_FN void cluster_ready() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+TILE_FN u32 cluster_address(u32 address, u32 rank) {
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+TILE_FN void cluster_arrive(u32 barrier, u32 rank) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
+               : "memory");
+}
+TILE_FN void cluster_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN_%=: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE_%=;\nbra AGAIN_%=;\nDONE_%=:\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+TILE_FN void exchange_write(u32 address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+template <class Kind, int Blocks>
+TILE_FN float exchange_read(u32 address) {
+  float parts[Blocks];
+  TILE_UNROLL for (int rank = 0; rank < Blocks; rank++)
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(parts[rank]) : "r"(cluster_address(address, rank)));
+  TILE_UNROLL for (int rank = 1; rank < Blocks; rank++) parts[0] = Kind::join(parts[0], parts[rank]);
+  return parts[0];
+}
+
 // ---- tensor copies: coordinates innermost first ----
 #define TILE_LOAD "cp.async.bulk.tensor."
 #define TILE_LOAD_TAIL ".shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {"
@@ -200,6 +230,21 @@ struct Min {
 struct Prod {
   TILE_FN float join(float x, float y) { return x * y; }
 };
+template <class Kind>
+TILE_FN void join_quads(float (&result)[2]) {
+  TILE_UNROLL for (int h = 0; h < 2; h++) {
+    result[h] = Kind::join(result[h], __shfl_xor_sync(0xffffffff, result[h], 1));
+    result[h] = Kind::join(result[h], __shfl_xor_sync(0xffffffff, result[h], 2));
+  }
+}
+template <int N>
+TILE_FN void add_columns(const float (&d)[N], float (&result)[2]) {  // each thread its own: join_quads comes later
+  TILE_UNROLL for (int h = 0; h < 2; h++) {
+    float even = d[2 * h], odd = d[2 * h + 1];  // two chains
+    TILE_UNROLL for (int g = 1; g < N / 4; g++) even += d[4 * g + 2 * h], odd += d[4 * g + 2 * h + 1];
+    result[h] += even + odd;
+  }
+}
 template <class Kind, int N>
 TILE_FN void reduce_columns(const float (&d)[N], float (&result)[2], bool clear) {
   TILE_UNROLL for (int h = 0; h < 2; h++) {
@@ -215,6 +260,58 @@ TILE_FN void reduce_columns(const float (&d)[N], float (&result)[2], bool clear)
   }
 }
 
+// ---- rows: runs of elements between device memory and registers, and reductions over the threads of a row ----
+TILE_FN void fetch_words(u32* to, const void* from, int words) {
+  if (words == 4)
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+  else if (words == 2)
+    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+  else
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+}
+template <int Words>
+TILE_FN void fetch_run(u32* to, const void* from) {
+  constexpr int each = Words % 4 == 0 ? 4 : Words % 2 == 0 ? 2 : 1;
+  TILE_UNROLL for (int x = 0; x < Words; x += each) fetch_words(to + x, (const u32*)from + x, each);
+}
+template <int Words>
+TILE_FN void clear_run(u32* to) {
+  TILE_UNROLL for (int x = 0; x < Words; x++) to[x] = 0;
+}
+template <int Words>
+TILE_FN void store_run(void* to, const u32* from) {
+  u32* at = (u32*)to;
+  if constexpr (Words % 4 == 0) {
+    TILE_UNROLL for (int x = 0; x < Words; x += 4)
+      asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at + x), "r"(from[x]), "r"(from[x + 1]),
+                   "r"(from[x + 2]), "r"(from[x + 3]) : "memory");
+  } else if constexpr (Words % 2 == 0) {
+    TILE_UNROLL for (int x = 0; x < Words; x += 2)
+      asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at + x), "r"(from[x]), "r"(from[x + 1]) : "memory");
+  } else {
+    TILE_UNROLL for (int x = 0; x < Words; x++) at[x] = from[x];
+  }
+}
+TILE_FN float element_bf16(const u32* words, int x) {
+  return __int_as_float(x % 2 ? words[x / 2] & 0xffff0000u : words[x / 2] << 16);
+}
+TILE_FN float element_f16(const u32* words, int x) { return from_f16((u16)(words[x / 2] >> (x % 2 * 16))); }
+TILE_FN float element_f32(const u32* words, int x) { return __int_as_float(words[x]); }
+TILE_FN int element_i32(const u32* words, int x) { return (int)words[x]; }
+template <class Kind, int Lanes>
+TILE_FN float reduce_lanes(float x, float* scratch) {  // every thread of the row gets the result
+  TILE_UNROLL for (int step = (Lanes < 32 ? Lanes : 32) / 2; step; step /= 2)
+    x = Kind::join(x, __shfl_xor_sync(0xffffffff, x, step));
+  if constexpr (Lanes > 32) {
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = scratch[0];
+    TILE_UNROLL for (int warp = 1; warp < Lanes / 32; warp++) x = Kind::join(x, scratch[warp]);
+  }
+  return x;
+}
+
 // ---- the order of tiles ----
 // Columns of tiles in groups of `group` rows, so that what one wave reads stays in the L2 cache.
 TILE_FN void grouped_tile(int t, int rows, int columns, int group, int& row, int& column) {
@@ -223,10 +320,19 @@ TILE_FN void grouped_tile(int t, int rows, int columns, int group, int& row, int
   row = first + inside % height;
   column = inside / height;
 }
-// The longest tiles (last rows) first, for `section` heads at a time.
-TILE_FN void longest_tile(int t, int rows, int heads, int section, int& row, int& head) {
-  int block = t / (rows * section), inside = t - block * rows * section;
-  int width = min(heads - block * section, section);
-  row = rows - 1 - inside / width;
-  head = block * section + inside % width;
+// Tiles whose work grows or falls with their row: a block takes a long one and the short one that makes up for it, of
+// the same head; where that would leave blocks without work, longest first, there and back again.
+// The block's tile number `turn`: 0 there is none and none comes, 1 found, 2 none this time.
+TILE_FN int balanced_tile(int turn, int block, int blocks, int rows, int heads, int& row, int& head) {
+  int halves = (rows + 1) / 2, pairs = heads * halves;
+  if (pairs >= blocks) {
+    int pair = turn / 2 * blocks + block, place = pair % halves;
+    head = pair / halves;
+    row = turn % 2 ? place : rows - 1 - place;
+    return pair >= pairs ? 0 : turn % 2 && 2 * place == rows - 1 ? 2 : 1;
+  }
+  int t = turn * blocks + (turn % 2 ? blocks - 1 - block : block);
+  row = rows - 1 - t / heads;
+  head = t % heads;
+  return turn * blocks >= rows * heads ? 0 : t >= rows * heads ? 2 : 1;
 }

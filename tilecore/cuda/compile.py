@@ -1,6 +1,7 @@
 """From a region's spec to a CUDA kernel: the compiler's path, one call per arrow.
 
 spec ─ kernel_for ─ trace ─ keep_scale ─ infer_roles ─ plan_kernel ─ emit_cuda ─ build_cubin ─► CudaKernel
+                                      └─ plan_rows ─ emit_rows, for programs over rows ─┘
 """
 
 import hashlib
@@ -8,15 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tilecore.contract.spec import AttentionSpec, Spec, check
+from tilecore.contract.spec import AttentionSpec, RowSpec, Spec, check
 from tilecore.cuda.emit_cuda import emit_cuda
+from tilecore.cuda.emit_rows import emit_rows
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan, plan_kernel
 from tilecore.cuda.nvrtc import Cubin, build_cubin
 from tilecore.cuda.profile import H100, GpuProfile
 from tilecore.cuda.recommend import Choice, choices
 from tilecore.cuda.roles import infer_roles
+from tilecore.cuda.row_plan import RowPlan, plan_rows
 from tilecore.cuda.scales import keep_scale
+from tilecore.ir import Store, statements
 from tilecore.library import kernel_for
 from tilecore.trace import trace
 from tilecore.verify import verify
@@ -29,7 +33,7 @@ class CudaSource:
     """A kernel as text."""
 
     name: str
-    plan: KernelPlan
+    plan: KernelPlan | RowPlan
     text: str
     why: str
 
@@ -39,7 +43,7 @@ class CudaKernel:
     """A built kernel: its plan says what it takes, `Launcher` runs it."""
 
     name: str
-    plan: KernelPlan
+    plan: KernelPlan | RowPlan
     source: str
     cubin: Cubin
     why: str
@@ -86,11 +90,19 @@ def generate(spec: Spec, choice: Choice, *, label: str, profile: GpuProfile = H1
     """CUDA C++ for `spec` with the extents of `choice`. CudaError where the card has no room or no form for it."""
     check(spec)
     _check_supported(spec)
+    spec = choice.spec or spec
     function, operands = kernel_for(spec)
     program = keep_scale(trace(function, inputs=spec.inputs, operands=operands, extents=choice.config))
     verify(program)
-    plan = plan_kernel(infer_roles(program), profile, stages=choice.stages)
-    text = emit_cuda(plan, PLACEHOLDER)
+    for stmt in statements(program.body):
+        if isinstance(stmt, Store) and (stmt.guard is not None or stmt.update):
+            raise CudaError(f"a guarded or joined store to {stmt.target.name} has no CUDA form yet")
+    if isinstance(spec, RowSpec):
+        plan = plan_rows(program, profile, threads=choice.threads)
+        text = emit_rows(plan, PLACEHOLDER)
+    else:
+        plan = plan_kernel(infer_roles(program), profile, stages=choice.stages, overlap=choice.overlap)
+        text = emit_cuda(plan, PLACEHOLDER)
     name = f"{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return CudaSource(name, plan, text.replace(PLACEHOLDER, name), choice.why)
 

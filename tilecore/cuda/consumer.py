@@ -6,18 +6,20 @@ last product that reads it is done.
 """
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, substitute, variables
+from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, rewrite, substitute, variables
 from tilecore.contract.spec import Place, Tensor
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.joins import REDUCTIONS, join_text
 from tilecore.cuda.kernel import STAGING_CHUNKS, WARPGROUP, KernelPlan, Ring, extent_of_axis
 from tilecore.cuda.masks import inside
+from tilecore.cuda.overlap import Overlap
+from tilecore.cuda.partial import partial_sums
 from tilecore.cuda.products import product_of
 from tilecore.cuda.roles import CHUNK, GROUP_ROWS, extents, stored_rectangle
-from tilecore.cuda.values import HALVES, Values, stored
+from tilecore.cuda.values import HALVES, Values, pointer, stored
 from tilecore.graph import depth_axes
-from tilecore.ir import Buffer, Copy, Fill, For, Gemm, Parallel, Reduce, Stmt, Store, statements
+from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Join, Parallel, Reduce, Stmt, Store, statements
 
-REDUCTIONS = {"sum": "Sum", "max": "Max", "fmax": "Fmax", "min": "Min", "prod": "Prod"}
 GROUP_ROW = Var("group_row")  # the first row of the warpgroup
 TURN, STORE = 1, 5  # named barriers: turns of up to 3 warpgroups, staged stores of each
 
@@ -33,6 +35,8 @@ class Consumer:
         self.lines: list[str] = []
         self.flying: list[Gemm] = []  # issued in this body, not waited for
         self.carried: Gemm | None = None  # issued by the iteration before
+        self.at = "slot"  # of the rings inside the loop
+        self.partial: tuple[str, ...] = ()  # row sums that the four threads of a row keep apart
         gemms = [stmt for stmt in statements(plan.program.body) if isinstance(stmt, Gemm)]
         self.last_use: dict[str, Gemm] = {}
         for ring in plan.rings:
@@ -49,7 +53,10 @@ class Consumer:
             "const int own_row = group_row + 16 * warp + lane / 4, own_column = 2 * (lane % 4);",
             "int slot = 0;",
             "u32 phase = 0, once = 0;",
+            *(["int spot = 0;"] if self.plan.ahead > 1 else []),
         ]
+        if self.plan.split.groups:
+            self.lines.append("u32 joined = 0;")
         if self.plan.turns:
             self.lines.append(f"if (warpgroup == consumers - 1) named_arrive({TURN}, {2 * WARPGROUP});")
         self.lines += self.walk
@@ -58,11 +65,15 @@ class Consumer:
         for stmt in self.plan.program.body:
             self._statement(stmt)
         self._drain()
-        self.lines.append("once ^= 1;")
+        self.lines += next_tile(self.plan)
+        if self.plan.split.groups:
+            self.lines.append("joined ^= 1;")
         outer += ["  " + line for line in self.lines]
         outer.append("}")
         if self.plan.staging_bytes:
             outer.append("if (thread == 0) stores_done();")
+        for number in range(len(self.plan.split.groups)):  # others may still read what this block has
+            outer.append(f"cluster_wait(done_{number}, joined ^ 1);")
         return outer
 
     def _declare(self) -> None:
@@ -76,7 +87,12 @@ class Consumer:
             self.lines.append(f"// {span.file.rsplit('/', 1)[-1]}:{span.line}")
         match stmt:
             case For():
-                self._loop(stmt)
+                self._drain()
+                self.partial = partial_sums(stmt, self.roles.statistics)
+                self.lines += [f"if (lane % 4 != 0) {name}[0] = {name}[1] = 0.0f;" for name in self.partial]
+                self._loop(stmt) if self.plan.overlap is None else self._overlapped(stmt, self.plan.overlap)
+                self.lines += [f"join_quads<Sum>({name});" for name in self.partial]
+                self.partial = ()
             case Copy():
                 self._copy(stmt)
             case Gemm():
@@ -90,13 +106,24 @@ class Consumer:
             case Parallel():
                 self._drain()
                 self._parallel(stmt)
+            case Join():
+                self._drain()
+                for number, group in enumerate(self.plan.split.groups):
+                    if stmt is group.joins[0]:
+                        self.lines += join_text(group, number, self.plan.split, self.roles)
+            case If() if not stmt.otherwise and not any(isinstance(one, Gemm | For) for one in statements(stmt.then)):
+                self._drain()
+                self.lines.append(f"if ({self._values().text(stmt.condition, guarded=True)}) {{")
+                outer, self.lines = self.lines, []
+                for inner in stmt.then:
+                    self._statement(inner)
+                self.lines = [*outer, *("  " + line for line in self.lines), "}"]
             case _:
                 raise CudaError(f"{type(stmt).__name__} has no CUDA form yet")
 
     # ---- the loop and its products ----
 
     def _loop(self, loop: For) -> None:
-        self._drain()
         values = self._values()
         assert loop.var.extent is not None
         var = loop.var.name
@@ -129,10 +156,65 @@ class Consumer:
         if carries is not None:
             self.lines += ["products_wait<0>();", f"pin({carries.c.name});"]
             self._release_of([carries], "before", "last > first")
+        self._release_before_loop(loop)
+
+    def _overlapped(self, loop: For, parts: Overlap) -> None:
+        """Scores of an iteration, then sums of the one before it; softmax while those are still being taken."""
+        values = self._values()
+        assert loop.var.extent is not None
+        var = loop.var.name
+        first, last = values.text(loop.start), values.text(loop.var.extent)
+        stages = max(ring.slots for ring in self.plan.rings)
+        self.names[loop.var] = var
+        step = ["before = slot, before_phase = phase;", f"if (++slot == {stages}) slot = 0, phase ^= 1;"]
+        self.lines += [f"const int first = {first}, last = {last};", "int before = 0;", "u32 before_phase = 0;"]
+        self.lines += ["if (first < last) {", f"  int {var} = first;"]
+        outer, self.lines = self.lines, []
+        self._issue(parts.scores, parts.score_copies, "slot", "phase", turn="all")
+        self._wait(parts.scores, 0, "slot")
+        for stmt in (*parts.between, *parts.late):
+            self._statement(stmt)
+        self.lines += [*step, "#pragma unroll 1", f"for ({var} = first + 1; {var} < last; {var}++) {{"]
+        head, self.lines = self.lines, []
+        self._issue(parts.scores, parts.score_copies, "slot", "phase", turn="take")
+        self._issue(parts.sums, parts.sum_copies, "before", "before_phase", turn="give")
+        self._wait(parts.scores, 1, "slot")
+        for stmt in parts.between:
+            self._statement(stmt)
+        self._wait(parts.sums, 0, "before")
+        for stmt in parts.late:
+            self._statement(stmt)
+        self.lines += step
+        self.lines = [*head, *("  " + line for line in self.lines), "}"]
+        self._issue(parts.sums, parts.sum_copies, "before", "before_phase", turn="all")
+        self._wait(parts.sums, 0, "before")
+        self.lines = [*outer, *("  " + line for line in self.lines), "}"]
+        del self.names[loop.var]
+        self._release_before_loop(loop)
+
+    def _issue(self, gemm: Gemm, copies: tuple[Copy, ...], slot: str, phase: str, *, turn: str) -> None:
+        self.at = slot
+        for copy in copies:
+            for ring in self.plan.rings:
+                if copy is ring.copies[0]:
+                    self.lines.append(f"barrier_wait(full_{ring.name} + 8 * {slot}, {phase});")
+        if self.plan.turns and turn != "give":
+            self._turn()
+        self._product(gemm)
+        if self.plan.turns and turn != "take":
+            self._pass()
+        self.at = "slot"
+
+    def _wait(self, gemm: Gemm, flying: int, slot: str) -> None:
+        self.lines += [f"products_wait<{flying}>();", f"pin({gemm.c.name});"]
+        self._release_of([gemm], slot, "")
+
+    def _release_before_loop(self, loop: For) -> None:
+        """The next tile's operands arrive while this one's results are stored."""
         in_loop = [stmt for stmt in loop.body if isinstance(stmt, Gemm)]
-        for ring in self.plan.rings:  # the next tile's operands arrive while this one's results are stored
+        for ring in self.plan.rings:
             if ring.copies[0] in self.plan.program.body and any(self.last_use[ring.name] is one for one in in_loop):
-                self._release(ring, "0")
+                self._release(ring, spot(self.plan))
 
     def _turn(self) -> None:
         self.lines.append(f"named_sync({TURN} + warpgroup, {2 * WARPGROUP});")
@@ -145,6 +227,12 @@ class Consumer:
         products = [stmt for stmt in self.plan.loop.body if isinstance(stmt, Gemm)]
         if self.plan.turns and gemm is products[-1]:
             self._turn()
+        self._product(gemm)
+        self.flying.append(gemm)
+        if self.plan.turns and gemm is products[0]:
+            self._pass()
+
+    def _product(self, gemm: Gemm) -> None:
         product = product_of(gemm, self.roles)
         depth = extents(gemm.a)[depth_axes(gemm)[0][1]]
         if gemm.a.name in self.roles.packed:
@@ -163,16 +251,13 @@ class Consumer:
             f"  {product.name}({gemm.c.name}, {left}, {right}, {'x != 0' if gemm.clear else '1'});",
             "products_commit();",
         ]
-        self.flying.append(gemm)
-        if self.plan.turns and gemm is products[0]:
-            self._pass()
 
     def _chunk_rows(self, buffer: Buffer) -> int:
         return self.roles.staged[buffer.name].chunk_rows
 
     def _slot(self, buffer: Buffer) -> str:
         ring = self._ring(buffer)
-        return "0" if ring.copies[0] in self.plan.program.body else "slot"
+        return spot(self.plan) if ring.copies[0] in self.plan.program.body else self.at
 
     def _ring(self, buffer: Buffer) -> Ring:
         return next(ring for ring in self.plan.rings if any(tile.buffer == buffer for tile in ring.tiles))
@@ -214,7 +299,7 @@ class Consumer:
         for ring in self.plan.rings:
             if copy is ring.copies[0]:
                 in_loop = ring.copies[0] not in self.plan.program.body
-                at, phase = ("slot", "phase") if in_loop else ("0", "once")
+                at, phase = ("slot", "phase") if in_loop else (spot(self.plan), "once")
                 self.lines.append(f"barrier_wait(full_{ring.name} + 8 * {at}, {phase});")
         if not (isinstance(source, Buffer) and isinstance(target, Buffer)):
             return
@@ -240,6 +325,9 @@ class Consumer:
     def _reduce(self, reduce: Reduce) -> None:
         if reduce.axis != 1 or reduce.dst.name not in self.roles.statistics:
             raise CudaError(f"a reduction of {reduce.src.name} over axis {reduce.axis}: rows alone are reduced")
+        if reduce.dst.name in self.partial:
+            self.lines.append(f"add_columns({reduce.src.name}, {reduce.dst.name});")
+            return
         kind = REDUCTIONS[reduce.kind]
         clear = "true" if reduce.clear else "false"
         self.lines.append(f"reduce_columns<{kind}>({reduce.src.name}, {reduce.dst.name}, {clear});")
@@ -302,7 +390,7 @@ class Consumer:
     def _each(self, stmt: Parallel, target: Buffer, value: Expr) -> list[str]:
         if isinstance(value, Load) and value.source == target:
             return []
-        names, positions = self._positions(stmt, value)
+        value, names, positions = self._positions(stmt, value)
         values = self._values(names)
         text = values.text(value)
         count = self._count(target)
@@ -312,23 +400,31 @@ class Consumer:
         body = (*positions, *values.lines, f"{target.name}[{index}] = {text};")
         return [head, *("  " + line for line in body), "}"]
 
-    def _positions(self, stmt: Parallel, value: Expr) -> tuple[dict[Expr, str], list[str]]:
-        """Row and column of element x; where the value reads memory, clipped to what exists."""
-        reads = any(isinstance(load.source, Tensor) for load in loads(value))
-        used = set(variables(value))
+    def _positions(self, stmt: Parallel, value: Expr) -> tuple[Expr, dict[Expr, str], list[str]]:
+        """`value`, and row and column of element x; where memory is read, and there alone, clipped to what exists."""
         where = ("own_row + (x >> 1 & 1) * 8", "own_column + (x >> 2) * 8 + (x & 1)")
+        read = {var for load in loads(value) if isinstance(load.source, Tensor) for var in variables(load)}
+        inside_of = {var: Var(f"{var.name}_in") for var in stmt.axes if var in read}
+
+        def clip(node: Expr) -> Expr | None:
+            if not (isinstance(node, Load) and isinstance(node.source, Tensor)):
+                return None
+            moved: dict[Expr, Expr] = {**inside_of}
+            return Load(node.source, tuple(substitute(entry, moved) for entry in node.index), node.span)
+
+        clipped = rewrite(value, clip)
         names: dict[Expr, str] = {}
         lines: list[str] = []
-        for var, place in zip(stmt.axes, where, strict=False):
-            if var not in used:
-                continue
-            text = place
-            if reads:
+        for var, text in zip(stmt.axes, where, strict=False):
+            if var in variables(clipped):
+                lines.append(f"const int {var.name} = {text};")
+                names[var] = var.name
+            if var in inside_of:
                 for limit in self._limits(var):
                     text = f"min({text}, {self._values().text(limit - 1)})"
-            lines.append(f"const int {var.name} = {text};")
-            names[var] = var.name
-        return names, lines
+                lines.append(f"const int {inside_of[var].name} = {text};")
+                names[inside_of[var]] = inside_of[var].name
+        return clipped, names, lines
 
     def _limits(self, var: Var) -> tuple[Expr, ...]:
         graph = self.roles.graph
@@ -344,11 +440,11 @@ class Consumer:
     def _direct_store(self, stmt: Parallel, store: Store) -> None:
         place = store.target
         assert isinstance(place, Place)
-        names, positions = self._positions(stmt, store.value)
+        value, names, positions = self._positions(stmt, store.value)
         where = ("own_row + (x >> 1 & 1) * 8", "own_column + (x >> 2) * 8 + (x & 1)")
         free = {var: f"{var.name}_at" for var in stmt.axes}
         values, places = self._values(names), self._values({**free})
-        text = values.text(store.value)
+        text = values.text(value)
         index = tuple(substitute(position, dict(zip(place.axes, store.index, strict=True))) for position in place.index)
         guards = [
             f"{places.text(position)} < {places.text(extent)}"
@@ -359,7 +455,7 @@ class Consumer:
         step = 1 if len(stmt.axes) == 2 else 2
         self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x += {step}) {{")
         at = [f"const int {free[var]} = {text_at};" for var, text_at in zip(stmt.axes, where, strict=False)]
-        write = f"{place.tensor.name}[{places.offset(place.tensor, index)}] = {stored(place.dtype, text)};"
+        write = f"{pointer(place.tensor)}[{places.offset(place.tensor, index)}] = {stored(place.dtype, text)};"
         own = "" if len(stmt.axes) == 2 else " && lane % 4 == 0"
         body = [*at, *positions, *values.lines, *places.lines, f"if ({' && '.join(guards)}{own}) {write}"]
         self.lines += [*("  " + line for line in body), "}"]
@@ -380,8 +476,7 @@ class Consumer:
         assert place.dtype in HALVES or place.dtype is DType.I16
         chunks = self._elements(stmt) * 2 // CHUNK
         together = STAGING_CHUNKS if chunks % STAGING_CHUNKS == 0 else 1
-        value = stmt.body[0].value
-        names, positions = self._positions(stmt, value)
+        value, names, positions = self._positions(stmt, stmt.body[0].value)
         values = self._values(names)
         text = values.text(_unrounded(value, place.dtype))
         number = self.plan.staged_stores.index(stmt)
@@ -413,6 +508,16 @@ class Consumer:
             "  }",
             "}",
         ]
+
+
+def spot(plan: KernelPlan) -> str:
+    """The slot of what a tile reads before its loop."""
+    return "spot" if plan.ahead > 1 else "0"
+
+
+def next_tile(plan: KernelPlan) -> list[str]:
+    """What both roles do with that slot at the end of a tile."""
+    return [f"if (++spot == {plan.ahead}) spot = 0, once ^= 1;"] if plan.ahead > 1 else ["once ^= 1;"]
 
 
 def _unrounded(value: Expr, dtype: DType) -> Expr:

@@ -9,7 +9,10 @@ from tilecore.cuda.errors import CudaError
 
 MAP_TYPES = {DType.F16: 6, DType.BF16: 9}  # CU_TENSOR_MAP_DATA_TYPE_*
 SWIZZLE_128, PROMOTE_256 = 3, 3
-MAX_DYNAMIC_SHARED, PROCESSORS = 8, 16  # a function's and a device's attribute
+MAX_DYNAMIC_SHARED, WIDE_CLUSTER = 8, 14  # attributes of a function
+PROCESSORS = 16  # an attribute of a device
+CLUSTER_SHAPE = 4  # an attribute of a launch
+PORTABLE_CLUSTER = 8  # blocks that any card's clusters may have
 
 
 class TensorMap(ctypes.Structure):
@@ -55,13 +58,41 @@ def ensure_context(device: int) -> int:
     return context.value
 
 
-def load_function(image: bytes, name: str, shared_bytes: int) -> ctypes.c_void_p:
-    """A kernel of a cubin, allowed `shared_bytes` of dynamic shared memory."""
+def load_function(image: bytes, name: str, shared_bytes: int, *, wide_cluster: bool = False) -> ctypes.c_void_p:
+    """A kernel of a cubin, allowed `shared_bytes` of dynamic shared memory and, if asked, clusters of 16 blocks."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     call("cuModuleLoadData", ctypes.byref(module), image)
     call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
     call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared_bytes)
+    if wide_cluster:
+        call("cuFuncSetAttribute", function, WIDE_CLUSTER, 1)
     return function
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute; of its value the three words of a cluster's shape are used."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16)]
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+def clusters(function: ctypes.c_void_p, cluster: int, threads: int, shared_bytes: int) -> int:
+    """How many clusters of `cluster` blocks run at the same time: they do not cross groups of processors."""
+    attribute = _Attribute(CLUSTER_SHAPE, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
+    launch = _Launch((cluster, 1, 1), (threads, 1, 1), shared_bytes, None, ctypes.pointer(attribute), 1)
+    count = ctypes.c_int()
+    call("cuOccupancyMaxActiveClusters", ctypes.byref(count), function, ctypes.byref(launch))
+    if count.value == 0:
+        raise CudaError(f"no cluster of {cluster} blocks with {shared_bytes} bytes of shared memory each fits the card")
+    return count.value
 
 
 def processors(device: int) -> int:

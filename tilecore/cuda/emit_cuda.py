@@ -7,27 +7,29 @@ from collections.abc import Iterator
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, variables
-from tilecore.cuda.consumer import Consumer
+from tilecore.cuda.consumer import Consumer, next_tile, spot
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import ALIGNMENT, WARPGROUP, KernelPlan, Ring
 from tilecore.cuda.products import product_functions
 from tilecore.cuda.roles import CHUNK, Staged
-from tilecore.cuda.values import STORAGE, Values
+from tilecore.cuda.values import STORAGE, Values, dim, pointer
 
 GROUP_TILES = 8  # rows of tiles per sweep of columns
-SECTION = 8  # heads whose longest tiles go first together
 
 
 def emit_cuda(plan: KernelPlan, name: str) -> str:
     """The kernel as text, with entry point `name`."""
     program = plan.program
-    names: dict[Expr, str] = {symbol: symbol.name for symbol in plan.symbols}
+    names: dict[Expr, str] = {symbol: dim(symbol) for symbol in plan.symbols}
     lines = ["// " + line for line in describe(plan)]
     lines += ['#include "tile_sm90.cuh"', "", *product_functions(plan), ""]
-    lines.append(f'extern "C" __global__ void __launch_bounds__({plan.threads}, 1)')
+    cluster = f" __cluster_dims__({plan.cluster}, 1, 1)" if plan.cluster > 1 else ""
+    lines.append(f'extern "C" __global__ void{cluster} __launch_bounds__({plan.threads}, 1)')
     lines.append(f"{name}({', '.join(_parameters(plan))}) {{")
     lines += _indented([*_layout(plan), *_barriers(plan), *_tiles(plan, names)])
     names |= {axis: axis.name for axis in program.grid}
+    if plan.split.axis is not None:
+        lines.append(f"  const int {plan.split.axis.name} = blockIdx.x % {plan.cluster};")
     lines += _indented(["if (warpgroup == consumers) {  // producer", *_indented(_producer(plan, names)), "} else {"])
     lines += _indented(_indented(Consumer(plan, names, _walk(plan, names)).body()))
     lines += ["  }", "}", ""]
@@ -39,7 +41,7 @@ def describe(plan: KernelPlan) -> list[str]:
     roles = plan.roles
     lines = [
         f"{plan.program.name}: {roles.consumers} consumer warpgroups, {plan.producer_threads} producer threads, "
-        f"{plan.shared_bytes} bytes of shared memory, {'persistent' if plan.persistent else 'one tile a block'}"
+        f"{plan.shared_bytes} bytes of shared memory{', balanced' if plan.balanced else ''}"
     ]
     for ring in plan.rings:
         for tile in ring.tiles:
@@ -59,8 +61,8 @@ def _parameters(plan: KernelPlan) -> Iterator[str]:
     yield from (f"const __grid_constant__ TensorMap {one.name}" for one in plan.maps)
     for tensor in plan.pointers:
         constant = "" if tensor in written else "const "
-        yield f"{constant}{STORAGE[tensor.dtype]}* __restrict__ {tensor.name}"
-    yield from (f"int {symbol.name}" for symbol in plan.symbols)
+        yield f"{constant}{STORAGE[tensor.dtype]}* __restrict__ {pointer(tensor)}"
+    yield from (f"int {dim(symbol)}" for symbol in plan.symbols)
 
 
 def _layout(plan: KernelPlan) -> list[str]:
@@ -82,6 +84,12 @@ def _layout(plan: KernelPlan) -> list[str]:
         lines.append(f"const u32 full_{ring.name} = base + {offset}, empty_{ring.name} = full_{ring.name} + "
                      f"{8 * ring.slots};")  # fmt: skip
         offset += 16 * ring.slots
+    for number, group in enumerate(plan.split.groups):
+        lines.append(f"const u32 exchange_{number} = base + {offset};  // + {group.bytes} per warpgroup")
+        offset += group.bytes * consumers
+    for number in range(len(plan.split.groups)):
+        lines.append(f"const u32 ready_{number} = base + {offset}, done_{number} = ready_{number} + 8;")
+        offset += 16
     lines.append(f"const int warpgroup = threadIdx.x / {WARPGROUP};")
     return lines
 
@@ -93,12 +101,15 @@ def _barriers(plan: KernelPlan) -> list[str]:
         lines.append(f"    barrier_init(full_{ring.name} + 8 * i, 1);")
         lines.append(f"    barrier_init(empty_{ring.name} + 8 * i, consumers);")
         lines.append("  }")
-    return [*lines, "}", "barriers_ready();"]
+    for number in range(len(plan.split.groups)):
+        lines.append(f"  barrier_init(ready_{number}, consumers * {plan.cluster});")
+        lines.append(f"  barrier_init(done_{number}, consumers * {plan.cluster});")
+    return [*lines, "}", "barriers_ready();", *(["cluster_ready();"] if plan.cluster > 1 else [])]
 
 
 def _tiles(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
     values = Values(names, _no_element)
-    grid = plan.program.grid
+    grid = plan.tile_axes
     if not 1 <= len(grid) <= 3:
         raise CudaError(f"{plan.program.name} has {len(grid)} grid axes; CUDA kernels have 1 to 3")
     lines = [f"const int count_{axis.name} = {values.text(_extent(axis))};" for axis in grid]
@@ -113,8 +124,11 @@ def _extent(axis: Var) -> Expr:
 
 def _walk(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
     """The head of the loop over tiles: which tile is it?"""
-    grid = [axis.name for axis in plan.program.grid]
-    lines = ["for (int t = blockIdx.x; t < tiles; t += gridDim.x) {"]
+    grid = [axis.name for axis in plan.tile_axes]
+    own = f" / {plan.cluster}" if plan.cluster > 1 else ""
+    if plan.balanced and grid[1:]:
+        return _balanced(grid, own)
+    lines = [f"for (int t = blockIdx.x{own}; t < tiles; t += gridDim.x{own}) {{"]
     first, others = grid[0], grid[1:]
     if not others:
         return [*lines, f"  const int {first} = t;"]
@@ -128,15 +142,27 @@ def _walk(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
         lines.append(f"  grouped_tile({inside}, count_{low}, count_{high}, {GROUP_TILES}, {low}, {high});")
         return lines
     lines.append(f"  int {first}, head;")
-    if plan.persistent:
-        lines.append(f"  {first} = t % count_{first}, head = t / count_{first};")
-    else:
-        heads = " * ".join(f"count_{name}" for name in others)
-        lines.append(f"  longest_tile(t, count_{first}, {heads}, {SECTION}, {first}, head);")
-    lines.append(f"  const int {others[0]} = head % count_{others[0]};")
-    if others[1:]:
-        lines.append(f"  const int {others[1]} = head / count_{others[0]};")
-    return lines
+    lines.append(f"  {first} = t % count_{first}, head = t / count_{first};")
+    return [*lines, *_heads(others)]
+
+
+def _heads(others: list[str]) -> list[str]:
+    lines = [f"  const int {others[0]} = head % count_{others[0]};"]
+    return [*lines, f"  const int {others[1]} = head / count_{others[0]};"] if others[1:] else lines
+
+
+def _balanced(grid: list[str], own: str) -> list[str]:
+    first, others = grid[0], grid[1:]
+    heads = " * ".join(f"count_{name}" for name in others)
+    at = f"turn, blockIdx.x{own}, gridDim.x{own}, count_{first}, {heads}"
+    return [
+        "for (int turn = 0;; turn++) {",
+        f"  int {first}, head;",
+        f"  const int found = balanced_tile({at}, {first}, head);",
+        "  if (found == 0) break;",
+        "  if (found == 2) continue;",
+        *_heads(others),
+    ]
 
 
 def _producer(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
@@ -144,9 +170,10 @@ def _producer(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
     if plan.role_registers[1]:
         lines.append(f"registers_lower<{plan.role_registers[1]}>();")
     lines.append(f"if (threadIdx.x == consumers * {WARPGROUP}) {{")
-    inner = ["int slot = 0;", "u32 phase = 1, once = 1;", *_walk(plan, names)]
+    inner = ["int slot = 0;", "u32 phase = 1, once = 1;", *(["int spot = 0;"] if plan.ahead > 1 else [])]
+    inner += _walk(plan, names)
     before = [line for ring in plan.rings if ring.copies[0] in plan.program.body
-              for line in _fetch(ring, names, "0", "once")]  # fmt: skip
+              for line in _fetch(ring, names, spot(plan), "once")]  # fmt: skip
     inner += _indented(before)
     loop = plan.loop
     names = names | {loop.var: loop.var.name}
@@ -161,7 +188,7 @@ def _producer(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
             *_indented(body),
             f"  if (++slot == {stages}) slot = 0, phase ^= 1;",
             "}",
-            "once ^= 1;",
+            *next_tile(plan),
         ]
     )
     return [*lines, *_indented([*inner, "}"]), "}"]

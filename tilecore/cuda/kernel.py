@@ -4,11 +4,13 @@ Comes in: roles of buffers and a number of stages. Goes out: a `KernelPlan`, che
 does not fit is refused here, with what was found, and never by the compiler.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tilecore.contract.expr import Expr, Load, Op, Sym, const, loads, symbols, variables
+from tilecore.contract.expr import Expr, Load, Op, Sym, Var, const, loads, symbols, variables
 from tilecore.contract.spec import Place, Tensor, View
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.joins import Split, plan_split
+from tilecore.cuda.overlap import Overlap, overlap_of
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.roles import CHUNK, GROUP_ROWS, MAX_RANK, Roles, Staged, number, stored_rectangle
 from tilecore.cuda.values import STORAGE
@@ -23,7 +25,9 @@ PLAIN_REGISTERS = 140  # tile registers that fit beside a producer of one warp
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Tiles that arrive together: a barrier pair per slot. Inside the loop there are `stages` slots, before it one."""
+    """Tiles that arrive together: a barrier pair per slot. Inside the loop there are `stages` slots, before it one or,
+    where there is room for the next tile's, two.
+    """
 
     name: str
     tiles: tuple[Staged, ...]
@@ -59,14 +63,21 @@ class KernelPlan:
     loop: For
     producer_threads: int
     role_registers: tuple[int, int]  # 0: as the compiler gives them
-    persistent: bool
+    balanced: bool  # tiles take different times: each block gets long and short ones
     grouped: bool
     turns: bool  # warpgroups take turns at issuing products
+    split: Split
+    overlap: Overlap | None
 
     @property
     def program(self) -> Program:
         """The tile program."""
         return self.roles.program
+
+    @property
+    def aligned(self) -> tuple[Tensor, ...]:
+        """Tensors whose address must be a multiple of 16 bytes beside those of tensor copies."""
+        return ()
 
     @property
     def threads(self) -> int:
@@ -79,53 +90,75 @@ class KernelPlan:
         return STAGING_CHUNKS * GROUP_ROWS * 128 if self.staged_stores else 0
 
     @property
+    def ahead(self) -> int:
+        """Tiles whose operands before the loop are there at the same time."""
+        return max((ring.slots for ring in self.rings if ring.copies[0] in self.program.body), default=1)
+
+    @property
     def barriers(self) -> int:
-        """Barriers of all rings."""
-        return sum(2 * ring.slots for ring in self.rings)
+        """Barriers of all rings and exchanges."""
+        return sum(2 * ring.slots for ring in self.rings) + 2 * len(self.split.groups)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share a tile."""
+        return self.split.cluster
+
+    @property
+    def tile_axes(self) -> tuple[Var, ...]:
+        """Axes of the grid that tell tiles apart."""
+        return tuple(axis for axis in self.program.grid if axis != self.split.axis)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         tiles = sum(ring.bytes * ring.slots for ring in self.rings)
-        return ALIGNMENT + tiles + self.roles.consumers * self.staging_bytes + 8 * self.barriers
+        exchanges = sum(group.bytes for group in self.split.groups)
+        return ALIGNMENT + tiles + self.roles.consumers * (self.staging_bytes + exchanges) + 8 * self.barriers
 
 
-def plan_kernel(roles: Roles, profile: GpuProfile, *, stages: int) -> KernelPlan:
+def plan_kernel(roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool = False) -> KernelPlan:
     """The plan for `stages` slots per ring. CudaError where the card has no room or the program another structure."""
     program = roles.program
     loops = [stmt for stmt in program.body if isinstance(stmt, For)]
     if len(loops) != 1 or any(isinstance(stmt, For) for stmt in statements(loops[0].body)):
         raise CudaError(f"{program.name} has {len(loops)} loops over tiles; CUDA kernels have one, not nested")
-    rings = _rings(roles, loops[0], stages)
+    rings = _rings(roles, loops[0], stages, 1)
     stores = tuple(stmt for stmt in statements(program.body) if isinstance(stmt, Parallel) and _stageable(stmt, roles))
     consumers = roles.consumers
     products = [stmt for stmt in loops[0].body if isinstance(stmt, Gemm)]
     in_loop = [stmt for stmt in loops[0].body if not isinstance(stmt, Gemm | Copy)]
-    wide = roles.registers > PLAIN_REGISTERS or bool(in_loop) or _computes(program)
+    wide = roles.registers > PLAIN_REGISTERS or bool(in_loop) or (_computes(program) and roles.registers > 32)
     own = ROLE_REGISTERS[consumers] if wide else (0, 0)
+    split = plan_split(roles)
     plan = KernelPlan(
         roles,
         profile,
         rings,
         _maps(rings, stores),
         stores,
-        _pointers(program, stores),
-        _symbols(program),
+        pointers_of(program, stores),
+        symbols_of(program),
         loops[0],
         WARPGROUP if wide else 32,
         own,
-        persistent=not variables(loops[0].start) and not _bound_by_grid(loops[0], program),
+        balanced=_bound_by_grid(loops[0], program, split),
         grouped=_grouped(rings, program),
         turns=consumers > 1 and len(products) > 1 and bool(in_loop),
+        split=split,
+        overlap=overlap_of(loops[0]) if overlap else None,
     )
+    ahead = replace(plan, rings=_rings(roles, loops[0], stages, 2))
+    if ahead.shared_bytes <= profile.shared_bytes:
+        plan = ahead
     _check(plan, products)
     return plan
 
 
-def _rings(roles: Roles, loop: For, stages: int) -> tuple[Ring, ...]:
+def _rings(roles: Roles, loop: For, stages: int, ahead: int) -> tuple[Ring, ...]:
     """Runs of tensor copies with nothing between them."""
     rings: list[Ring] = []
-    for body, slots in ((roles.program.body, 1), (loop.body, stages)):
+    for body, slots in ((roles.program.body, ahead), (loop.body, stages)):
         run: list[Copy] = []
         for stmt in (*body, None):
             if isinstance(stmt, Copy) and isinstance(stmt.src.source, View):
@@ -214,7 +247,7 @@ def _stored_expressions(store: Store) -> tuple[Expr, ...]:
 
 def _computes(program: Program) -> bool:
     """Whether values are computed from products, beyond rounding them."""
-    values = [store.value for stmt in program.body if isinstance(stmt, Parallel) for store in stmt.body]
+    values = [store.value for stmt in statements(program.body) if isinstance(stmt, Parallel) for store in stmt.body]
     return any(_beyond_cast(value) for value in values)
 
 
@@ -224,7 +257,7 @@ def _beyond_cast(value: Expr) -> bool:
     return not isinstance(value, Load)
 
 
-def _pointers(program: Program, stores: tuple[Parallel, ...]) -> tuple[Tensor, ...]:
+def pointers_of(program: Program, stores: tuple[Parallel, ...]) -> tuple[Tensor, ...]:
     """Tensors that are read or written element by element."""
     found: dict[Tensor, None] = {}
     for stmt in statements(program.body):
@@ -242,14 +275,16 @@ def _pointers(program: Program, stores: tuple[Parallel, ...]) -> tuple[Tensor, .
     return tuple(found)
 
 
-def _symbols(program: Program) -> tuple[Sym, ...]:
+def symbols_of(program: Program) -> tuple[Sym, ...]:
+    """Every extent that is known at run time only, by name."""
     dims = {symbol for tensor in (*program.inputs, *program.outputs) for dim in tensor.shape for symbol in symbols(dim)}
     return tuple(sorted(dims, key=lambda symbol: symbol.name))
 
 
-def _bound_by_grid(loop: For, program: Program) -> bool:
+def _bound_by_grid(loop: For, program: Program, split: Split) -> bool:
+    """Whether some tiles take longer than others."""
     assert loop.var.extent is not None
-    return bool(set(program.grid) & set(variables(loop.var.extent)))
+    return bool((set(program.grid) - {split.axis}) & {*variables(loop.start), *variables(loop.var.extent)})
 
 
 def _grouped(rings: tuple[Ring, ...], program: Program) -> bool:

@@ -5,6 +5,7 @@ the arrays' addresses, shapes and strides.
 """
 
 import ctypes
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from tilecore.cuda.array import DeviceArray, device_array
 from tilecore.cuda.compile import CudaKernel
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import MapPlan
+from tilecore.cuda.row_plan import RowPlan
 
 PITCH = 16  # bytes that every pitch and address of a tensor copy is a multiple of
 
@@ -29,7 +31,7 @@ class Launcher:
         self.tensors = (*self.plan.program.inputs, *self.plan.program.outputs)
         self.functions: dict[int, ctypes.c_void_p] = {}
         self.maps: dict[Any, Any] = {}
-        self.processors: dict[int, int] = {}
+        self.room: dict[int, int] = {}  # tiles that run at the same time, by context
 
     def __call__(self, arrays: Mapping[str, Any], *, stream: int = 0) -> None:
         """Run on `arrays`, outputs included, in order on `stream` (a CUstream's address; 0 is the default stream).
@@ -43,11 +45,22 @@ class Launcher:
             return
         device = next(iter(found.values())).device
         context = driver.ensure_context(device)
+        cluster = self.plan.cluster
         if context not in self.functions:
             image = self.kernel.cubin.image
-            self.functions[context] = driver.load_function(image, self.kernel.name, self.plan.shared_bytes)
-            self.processors[context] = driver.processors(device)
-        blocks = min(tiles, self.processors[context]) if self.plan.persistent else tiles
+            self.functions[context] = driver.load_function(
+                image,
+                self.kernel.name,
+                self.plan.shared_bytes,
+                wide_cluster=self.plan.cluster > driver.PORTABLE_CLUSTER,
+            )
+            function = self.functions[context]
+            self.room[context] = (
+                driver.processors(device) if cluster == 1
+                else driver.clusters(function, cluster, self.plan.threads, self.plan.shared_bytes)
+            )  # fmt: skip
+        room = tiles if isinstance(self.plan, RowPlan) else self.room[context]
+        blocks = min(tiles, room) * cluster
         values = self._arguments(found, sizes)
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         driver.call(
@@ -63,6 +76,10 @@ class Launcher:
             raise CudaError(f"{tensor.name} is {array.dtype}{list(array.shape)}; the kernel takes {tensor}")
         if tensor in self.plan.pointers and not array.dense:
             raise CudaError(f"{tensor.name} has strides {array.strides}; the kernel reads it dense and row-major")
+        if tensor in self.plan.aligned and array.address % PITCH:
+            raise CudaError(
+                f"{tensor.name} starts at {array.address:#x}; kernels over rows need {PITCH}-byte alignment"
+            )
         return array
 
     def _sizes(self, found: Mapping[str, DeviceArray]) -> dict[str, int]:
@@ -77,11 +94,15 @@ class Launcher:
                 raise CudaError(f"{tensor.name} is {list(found[tensor.name].shape)}, expected {list(expected)}")
         if any(extent >= 2**31 for array in found.values() for extent in array.shape):
             raise CudaError("an extent of 2^31 or more: kernels count positions in 32 bits")
+        if "tile_floordiv" in self.kernel.source:  # positions themselves are 32-bit there
+            large = [name for name, array in found.items() if math.prod(array.shape) >= 2**31]
+            if large:
+                raise CudaError(f"{', '.join(large)}: 2^31 elements or more in a kernel that divides positions")
         return sizes
 
     def _tiles(self, sizes: Mapping[str, int]) -> int:
         tiles = 1
-        for axis in self.plan.program.grid:
+        for axis in self.plan.tile_axes:
             assert axis.extent is not None
             tiles *= _value(axis.extent, sizes)
         if tiles >= 2**31:

@@ -17,9 +17,13 @@ from typing import Any
 from tilecore.cuda.errors import CudaError
 
 HEADER = Path(__file__).parent.parent / "csrc" / "tile_sm90.cuh"
+NO_CACHE = "--no-cache"  # what NVRTC takes from a cache of its own comes without the report; old ones have none
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--extra-device-vectorization")
 # setmaxnreg ignored; products serialised for registers; products serialised for control flow; a fence put in for us
 REFUSED = ("C7508", "C7510", "C7512", "C7514", "C7519", "C7520")
+
+
+INVALID_OPTION = 5  # NVRTC_ERROR_INVALID_OPTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,11 @@ def _compile(library: Any, source: str, header: str, options: tuple[str, ...]) -
     status = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 1, texts, names)
     _expect(status, "nvrtcCreateProgram")
     try:
-        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        status = library.nvrtcCompileProgram(program, len(options), arguments)
+        for tried in ((*options, NO_CACHE), options):
+            arguments = (ctypes.c_char_p * len(tried))(*(option.encode() for option in tried))
+            status = library.nvrtcCompileProgram(program, len(tried), arguments)
+            if status != INVALID_OPTION:
+                break
         log = _bytes(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program).decode()
         if status:
             raise CudaError(f"NVRTC refused a generated kernel:\n{log}")

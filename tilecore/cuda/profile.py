@@ -10,11 +10,17 @@ class GpuProfile:
     name: str
     arch: str
     processors: int
+    cluster_counts: tuple[int, ...]  # clusters of 1, 2, … blocks that run at once, a block taking a whole processor
     shared_bytes: int  # that one block may have
     registers: int  # of one multiprocessor
     flops_per_cycle: int  # f16 and bf16 products of one multiprocessor
     copy_bytes: float
+    memory_bytes: float  # what all of them together fetch per cycle from memory
     start_cycles: int  # of a tile: filling its pipeline and draining its epilogue
 
+    def clusters(self, blocks: int) -> int:
+        """Clusters of `blocks` that run at the same time: they do not leave a group of processors."""
+        return self.cluster_counts[blocks - 1]
 
-H100 = GpuProfile("h100", "sm_90a", 132, 232448, 65536, 4096, 56.0, 1500)
+
+H100 = GpuProfile("h100", "sm_90a", 132, (132, 66, 39, 30, 22, 17, 15, 15), 232448, 65536, 4096, 56.0, 1900.0, 1500)

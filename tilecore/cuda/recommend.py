@@ -7,15 +7,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilecore.contract.expr import Const, Expr
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, extent_of, outputs_of
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.profile import GpuProfile
+from tilecore.cuda.reshape import heads_as_queries, turned
+from tilecore.cuda.row_plan import MAX_THREADS, row_vector
+from tilecore.library.score import score_of
 
 NOMINAL = 4096  # of an extent that is known at run time only
 DEPTH = 64  # of one step: 128 bytes, one swizzled chunk
 PRODUCT_TILES = ((128, 256), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
 MAX_STAGES, BARRIERS = 8, 1024
-SHORT = 1024  # queries
+SHORT = 2048  # queries
+FEW = 64  # rows of a product that make it a matter of bandwidth, and queries of a tile
+SPLITS = (1, 2, 4, 8)
+DEEP, DEEP_STAGES = 256, 12  # depth of a step and stages where all that counts is bytes in flight
+JOIN_CYCLES = 2500  # of an exchange in a cluster
+ROW_THREADS, RUNS, MAX_ELEMENTS = 128, 2, 64  # of a block of short rows; of a thread: runs wanted, elements at most
 # head dim: (warpgroups, keys of a tile), best first; longer rows of scores where fewer warpgroups share the registers
 ATTENTION_TILES = {64: ((3, 128), (2, 128), (2, 64)), 128: ((2, 128), (2, 96), (2, 64))}
 
@@ -27,6 +35,9 @@ class Choice:
     config: Mapping[str, int]
     stages: int
     why: str
+    threads: int = 0  # of a block, where they are a choice
+    overlap: bool = False  # whether products of two iterations are in flight at the same time
+    spec: Spec | None = None  # the region told in another way, where that suits the card
 
 
 def choices(spec: Spec, profile: GpuProfile) -> Iterator[Choice]:
@@ -35,9 +46,11 @@ def choices(spec: Spec, profile: GpuProfile) -> Iterator[Choice]:
         case ContractionSpec():
             yield from _products(spec, profile)
         case AttentionSpec():
-            yield from _attention(spec)
-        case _:
-            raise CudaError(f"{type(spec).__name__} has no CUDA kernel yet: contractions and attention have")
+            yield from _attention(spec, profile)
+        case RowSpec():
+            yield from _rows(spec)
+        case ScanSpec():
+            raise CudaError("recurrences have no CUDA kernel yet: contractions, attention and rows have")
 
 
 def _size(extent: Expr | None) -> int:
@@ -46,6 +59,9 @@ def _size(extent: Expr | None) -> int:
 
 def _products(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
     batch, rows, depth = (_size(extent) for extent in spec.a.shape)
+    other = turned(spec) if rows <= FEW else None
+    if other is not None:
+        yield from _few_rows(other, profile)
     columns = _size(spec.b.shape[2])
     count = len(spec.products)
     ranked: list[tuple[float, int, int]] = []
@@ -66,13 +82,76 @@ def _products(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
         yield Choice(config, stages, f"{block_m} x {block_n}: {cycles:.0f} cycles, {stages} stages")
 
 
-def _attention(spec: AttentionSpec) -> Iterator[Choice]:
+def _few_rows(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
+    """The long operand is read once; tasks share the depth where there are too few tiles for all processors."""
+    batch, rows, depth = (_size(extent) for extent in spec.a.shape)
+    block_n = -(-_size(spec.b.shape[2]) // 16) * 16
+    ranked: list[tuple[float, int, int]] = []
+    for block_m in (64, 128):
+        tiles = batch * -(-rows // block_m)
+        for split in SPLITS:
+            room = profile.clusters(split)
+            active = min(tiles, room) * split
+            rate = min(profile.copy_bytes / 2, profile.memory_bytes / active)  # bytes a cycle of one processor
+            share = -(-depth // DEEP // split) * DEEP
+            cycles = -(-tiles // room) * (2.0 * share * block_m / rate + JOIN_CYCLES * (split > 1))
+            ranked.append((cycles, block_m, split))
+    for cycles, block_m, split in sorted(ranked):
+        stage = 2 * DEEP * (block_m + block_n)
+        exchange = block_m * block_n * 4
+        stages = min(DEEP_STAGES, (profile.shared_bytes - exchange - BARRIERS - 1024) // stage)
+        config = {"block_m": block_m, "block_n": block_n, "block_k": DEEP, "split": split}
+        yield Choice(config, stages, f"turned, {block_m} x {block_n}, {split} parts: {cycles:.0f} cycles", spec=spec)
+
+
+def _decode(spec: AttentionSpec, width: int, profile: GpuProfile) -> Iterator[Choice]:
+    """Few queries: one warpgroup, as many keys in flight as fit, parts of the keys where processors would idle."""
+    batch, heads = (int(extent.value) if isinstance(extent, Const) else 16 for extent in spec.q.shape[:2])
+    keys = min(128, 16384 // width)
+    steps = -(-_size(spec.k.shape[2]) // keys)
+    fitting = [split for split in SPLITS if batch * heads <= profile.clusters(split) and 4 * split <= steps]
+    stages = (profile.shared_bytes - 2 * 64 * width - 4 * BARRIERS) // (4 * keys * width)
+    for split in reversed(fitting or [1]):
+        config = {"block_m": 64, "block_n": keys, "split": split}
+        yield Choice(config, min(stages, DEEP_STAGES), f"{keys} keys a step, {split} parts of the keys", spec=spec)
+
+
+def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:
     width = max(_size(spec.q.shape[3]), _size(spec.v.shape[3]))
     if width not in ATTENTION_TILES:
         raise CudaError(f"heads of {width} elements: CUDA attention has 64 and 128")
+    shared = heads_as_queries(spec) or spec
+    queries = shared.q.shape[2]
+    if isinstance(queries, Const) and int(queries.value) <= FEW // 4:
+        yield from _decode(shared, width, profile)
     tiles = ATTENTION_TILES[width]
-    if _size(spec.q.shape[2]) <= SHORT:
+    if _size(spec.q.shape[2]) <= SHORT and score_of(spec).bounds:
         tiles = tuple(sorted(tiles, key=lambda tile: tile[0] > 2))  # 192 rows are too coarse there
     for groups, keys in tiles:
         config = {"block_m": 64 * groups, "block_n": keys}
-        yield Choice(config, 2, f"{groups} warpgroups of 64 queries, {keys} keys a step")
+        why = f"{groups} warpgroups of 64 queries, {keys} keys a step"
+        yield Choice(config, 2, f"{why}, softmax beside products", overlap=True)
+        yield Choice(config, 2, why)
+
+
+def _rows(spec: RowSpec) -> Iterator[Choice]:
+    """Threads per row so that each has about `RUNS` runs of columns: enough loads in flight, few enough registers."""
+    columns = extent_of(spec.column)
+    if not isinstance(columns, Const):
+        raise CudaError(f"rows of {columns} columns: CUDA keeps rows in registers and must know their width")
+    width = int(columns.value)
+    vector = row_vector((*spec.inputs, *outputs_of(spec)), width)
+    runs = -(-width // vector)
+    ranked: list[tuple[float, int]] = []
+    for lanes in (1, 2, 4, 8, 16, *range(32, MAX_THREADS + 1, 32)):
+        chunks = -(-runs // lanes)
+        if chunks * vector > MAX_ELEMENTS or lanes >= 2 * runs:
+            continue
+        waste = chunks * lanes / runs  # threads without a column idle
+        wanted = RUNS if runs > ROW_THREADS else 1  # a short row is one access of its threads
+        ranked.append((waste * 8 + abs(chunks - wanted) + (lanes > 512) * 2, lanes))
+    if not ranked:
+        raise CudaError(f"rows of {width} columns in runs of {vector}: more than the registers of a block hold")
+    for _, lanes in sorted(ranked):
+        rows = max(1, ROW_THREADS // lanes) if lanes <= 32 else 1
+        yield Choice({"block_m": rows}, 1, f"{rows} rows a block, {lanes} threads a row", rows * lanes)

@@ -87,6 +87,7 @@ def infer_roles(program: Program) -> Roles:
     if block_rows % GROUP_ROWS or not 1 <= block_rows // GROUP_ROWS <= 3:
         raise CudaError(f"tiles of {block_rows} rows: 64, 128 or 192 are what warpgroups can share")
     fills = {copy.dst.source.name: copy for copy in _loads(program)}
+    alone = {gemm_axes(gemm)[0][0] for gemm in gemms}  # rows of left operands: each matters to its own results only
     staged: dict[str, Staged] = {}
     fragments: dict[str, int] = {}
     packed: dict[str, int] = {}
@@ -96,7 +97,7 @@ def infer_roles(program: Program) -> Roles:
         shape = extents(buffer)
         on_rows = graph.classes[buffer.name, 0] == rows_class
         if buffer.name in fills:
-            staged[buffer.name] = _staged(buffer, fills[buffer.name])
+            staged[buffer.name] = _staged(buffer, fills[buffer.name], alone)
         elif buffer.name in left and on_rows:
             packed[buffer.name] = _checked(buffer, shape[1] // 4)
         elif len(shape) == 2 and on_rows and buffer.dtype is DType.F32:
@@ -137,7 +138,7 @@ def _checked(buffer: Buffer, words: int) -> int:
     return words
 
 
-def _staged(buffer: Buffer, copy: Copy) -> Staged:
+def _staged(buffer: Buffer, copy: Copy, alone: set[tuple[str, int]]) -> Staged:
     view = copy.src.source
     assert isinstance(view, View)
     if buffer.dtype not in HALVES or not isinstance(view.value, Load) or not isinstance(view.value.source, Tensor):
@@ -168,7 +169,8 @@ def _staged(buffer: Buffer, copy: Copy) -> Staged:
                 if inner in dims:
                     raise CudaError(f"{tensor.name} is read along a diagonal: one dim per axis of {view.name}")
                 dims[inner] = dim
-                _check_clip(view, axes[inner], dim, buffer, inner)
+                if (buffer.name, inner) not in alone:
+                    _check_clip(view, axes[inner], dim, buffer, inner)
             rest = other
         origin.append(rest)
     if set(dims) != {0, 1} or dims[0] == dims[1]:

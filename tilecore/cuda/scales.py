@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, apply, binary, const, rewrite
-from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Parallel, Program, Reduce, Stmt, Store, statements
+from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Join, Parallel, Program, Reduce, Stmt, Store, statements
 
 
 def keep_scale(program: Program) -> Program:
@@ -68,19 +68,31 @@ def _move(program: Program, at: Parallel, factor: float) -> Program | None:
 def _keeps(stmt: Stmt, at: Parallel, scaled: Buffer, tops: set[Buffer]) -> bool:
     """Whether a statement leaves units as the rewrite assumes them."""
     match stmt:
-        case If():
-            return False  # what holds after it would depend on the side taken
+        case If():  # what holds after it would depend on the side taken
+            return all(not _writes_tile(inner) for inner in statements((stmt,)))
         case Gemm():
             return stmt.a != scaled and stmt.b != scaled and not ({stmt.a, stmt.b, stmt.c} & tops)
         case Fill():
             return stmt.dst not in tops
         case Reduce():
             return stmt.dst not in tops or (stmt.src == scaled and stmt.kind in ("max", "fmax"))
+        case Join():
+            return stmt.buffer != scaled and (stmt.buffer not in tops or stmt.kind in ("max", "fmax"))
         case Copy():
             return stmt.dst.source not in tops
         case Parallel() if stmt is not at:
             lowest = const(-math.inf, DType.F32)
             return all(store.target not in tops or store.value == lowest for store in stmt.body)
+        case _:
+            return True
+
+
+def _writes_tile(stmt: Stmt) -> bool:
+    match stmt:
+        case If() | For() | Parallel():
+            return False
+        case Store():
+            return isinstance(stmt.target, Buffer)
         case _:
             return True
 
@@ -112,6 +124,8 @@ def _statement(stmt: Stmt, move: _Move) -> Stmt:
             body = _block(stmt.body, move)
             move.settled &= move.now == before
             return replace(stmt, body=body)
+        case If():
+            return replace(stmt, then=_block(stmt.then, move), otherwise=_block(stmt.otherwise, move))
         case Copy():
             if stmt.dst.source in move.copies and isinstance(stmt.dst.source, Buffer):
                 move.now.add(stmt.dst.source) if stmt.src.source in move.now else move.now.discard(stmt.dst.source)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads, polynomial
 from tilecore.contract.spec import Tensor
 from tilecore.cuda.errors import CudaError
 
@@ -76,6 +76,14 @@ class Values:
             place = self.text(position, guarded=guarded)
             total = f"({total} * ({self.text(extent)}) + ({place}))" if total else f"(i64)({place})"
         return total or "0"
+
+    def wide(self, expr: Expr) -> str:
+        """An offset in 64 bits: products of terms, each a 32-bit number."""
+        terms: list[str] = []
+        for monomial, amount in polynomial(expr).items():
+            factors = [f"(i64)({self.text(atom)})" for atom in monomial]
+            terms.append(" * ".join([*factors, f"{amount}ll"] if amount != 1 or not factors else factors))
+        return " + ".join(terms) or "0"
 
     def _op(self, op: Op, guarded: bool) -> str:
         if op.name == "select":
@@ -158,11 +166,21 @@ def rounded(dtype: DType, text: str) -> str:
     return f"from_{label}(to_{label}({text}))"
 
 
+def pointer(tensor: Tensor) -> str:
+    """The parameter that points to a tensor; its name is no variable's of a kernel."""
+    return f"{tensor.name}_data"
+
+
+def dim(symbol: Sym) -> str:
+    """The parameter that holds an extent."""
+    return f"dim_{symbol.name}"
+
+
 def read(tensor: Tensor, offset: str) -> str:
     """The element of a tensor at an offset, as it is held."""
     if tensor.dtype not in STORAGE:
         raise CudaError(f"{tensor.name} is {tensor.dtype}, which CUDA kernels do not read")
-    text = f"{tensor.name}[{offset}]"
+    text = f"{pointer(tensor)}[{offset}]"
     if tensor.dtype in HALVES:
         return f"from_{tensor.dtype}({text})"
     return f"(int)({text})" if tensor.dtype is DType.I64 else f"({text} != 0)" if tensor.dtype is DType.BOOL else text

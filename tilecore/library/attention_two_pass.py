@@ -7,7 +7,7 @@ from typing import Any
 
 from tilecore import language as T
 from tilecore.language import Handle
-from tilecore.library.attention import online_softmax, weight
+from tilecore.library.online_softmax import online_softmax, weight
 from tilecore.library.per_key import key_reductions
 from tilecore.library.score import Score
 

@@ -16,11 +16,12 @@ def matmul(
     block_m: Any = T.auto,
     block_n: Any = T.auto,
     block_k: Any = T.auto,
+    split: int = 1,
 ) -> None:
-    """C = epilogue(A · B, …) for A[g, m, k], each B[g, k, n] and outputs over (g, m, n)."""
+    """C = epilogue(A · B, …) for A[g, m, k], each B[g, k, n] and outputs over (g, m, n); `split` tasks share a sum."""
     batch, rows, depth = A.shape
     columns = B[0].shape[2]
-    with T.Kernel(T.ceildiv(rows, block_m), T.ceildiv(columns, block_n), batch) as (m, n, g):
+    with T.Kernel(T.ceildiv(rows, block_m), T.ceildiv(columns, block_n), batch, split=split) as (m, n, g, s):
         a = T.alloc_shared((block_m, block_k), A.dtype)
         products: list[tuple[Handle, Handle, Handle]] = []
         for right in B:
@@ -28,12 +29,15 @@ def matmul(
             c = T.alloc_fragment((block_m, block_n), epilogue[0].dtype)
             T.clear(c)
             products.append((right, b, c))
-        for k in T.Pipelined(T.ceildiv(depth, block_k)):
+        for k in T.Pipelined(*T.share(0, T.ceildiv(depth, block_k), s, split)):
             T.copy(A[g, m * block_m, k * block_k], a)
             for right, b, c in products:
                 T.copy(right[g, k * block_k, n * block_n], b)
                 T.gemm(a, b, c)
+        for _, _, c in products:
+            T.join(c, "sum")
         for C, result in zip(outputs, epilogue, strict=True):
-            for i, j in T.Parallel(block_m, block_n):
-                row, column = m * block_m + i, n * block_n + j
-                C[g, row, column] = result(tuple(c[i, j] for _, _, c in products), g, row, column)
+            with T.If(s == 0):
+                for i, j in T.Parallel(block_m, block_n):
+                    row, column = m * block_m + i, n * block_n + j
+                    C[g, row, column] = result(tuple(c[i, j] for _, _, c in products), g, row, column)

@@ -1,0 +1,71 @@
+"""Machine code of CUDA kernels, without a card: tensor cores and tensor copies are there, local memory is not."""
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cuda_specs import F16, AttentionForm, ProductForm, RowForm, attention_spec, product_spec, row_spec
+
+from tilecore.contract.spec import Spec
+from tilecore.cuda.compile import CudaKernel, compile_cuda
+
+pytestmark = pytest.mark.cpu
+PRODUCT = product_spec(ProductForm(4096, 4096, 4096))
+ATTENTION = attention_spec(AttentionForm(2, 4, 4096, 4096, 128, causal=True))
+DECODE = attention_spec(AttentionForm(1, 32, 1, 8192, 128, F16, groups=4))
+FEW_ROWS = product_spec(ProductForm(16, 4096, 4096))
+ROWS = row_spec(RowForm("rmsnorm", 8192, 4096))
+
+
+def disassemble(image: bytes, folder: Path) -> Counter[str]:
+    """How often each instruction occurs in a cubin, by its name up to the first dot."""
+    nvidia = pytest.importorskip("nvidia", reason="needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    tools = [path for root in nvidia.__path__ for path in Path(root).rglob("bin/nvdisasm")]
+    if not tools:
+        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    path = folder / "kernel.cubin"
+    path.write_bytes(image)
+    text = subprocess.run([tools[0], "-c", path], check=True, capture_output=True, text=True).stdout
+    names = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", text)
+    return Counter(names)
+
+
+def built(spec: Spec, cache: Path) -> CudaKernel:
+    pytest.importorskip("nvidia", reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
+    return compile_cuda(spec, label="Kernel", cache_directory=cache)
+
+
+@pytest.mark.parametrize(
+    ("spec", "there"),
+    [
+        (PRODUCT, {"HGMMA", "UTMALDG", "UTMASTG", "SYNCS"}),
+        (ATTENTION, {"HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU"}),
+        (DECODE, {"HGMMA", "UTMALDG", "UCGABAR_ARV"}),
+        (FEW_ROWS, {"HGMMA", "UTMALDG"}),
+        (ROWS, {"LDG", "STG", "SHFL", "MUFU"}),
+    ],
+    ids=["product", "attention", "decode", "few rows", "rows"],
+)
+def test_machine_code_has_what_the_kernel_is_made_of(
+    spec: Spec, there: set[str], object_cache: Path, tmp_path: Path
+) -> None:
+    found = disassemble(built(spec, object_cache).cubin.image, tmp_path)
+    assert there <= set(found)
+    assert not {"LDL", "STL", "HMMA"} & set(found)  # local memory, and products of single warps
+
+
+def test_products_are_issued_back_to_back(object_cache: Path, tmp_path: Path) -> None:
+    """One step of 64 elements of the depth is four products, and nothing else multiplies."""
+    kernel = built(PRODUCT, object_cache)
+    assert disassemble(kernel.cubin.image, tmp_path)["HGMMA"] == 4
+
+
+@pytest.mark.parametrize("spec", [PRODUCT, ATTENTION, DECODE, FEW_ROWS, ROWS])
+def test_resources_are_known_without_a_card(spec: Spec, object_cache: Path) -> None:
+    kernel = built(spec, object_cache)
+    report = kernel.cubin.report
+    assert (report.spills, report.stack) == (0, 0)
+    assert 0 < report.registers * kernel.plan.threads <= kernel.plan.profile.registers
+    assert kernel.plan.shared_bytes <= kernel.plan.profile.shared_bytes

@@ -1,0 +1,87 @@
+"""Regions of few rows, told in another way: the same results with the long axis where a card has its rows.
+
+Comes in: a spec. Goes out: an equal one, or None where there is no such form. Nothing but index maps changes.
+"""
+
+from dataclasses import replace
+
+from tilecore.contract.expr import Const, Expr, Op, Var, children, const, substitute
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, View, extent_of
+
+
+def turned(spec: ContractionSpec) -> ContractionSpec | None:
+    """Cᵀ = Bᵀ · Aᵀ: columns of B become rows of tiles, of which a card has 64 at a time, and rows of A columns.
+
+    None for siblings, which share their left operand.
+    """
+    if spec.siblings:
+        return None
+    outputs: list[Result] = []
+    for result in spec.outputs:
+        g, m, n = result.place.axes
+        outputs.append(replace(result, place=replace(result.place, axes=(g, n, m))))
+    left, right = (View(view.name, (g, y, x), view.value) for view in (spec.b, spec.a) for g, x, y in (view.axes,))
+    return replace(spec, a=left, b=right, outputs=tuple(outputs))
+
+
+def heads_as_queries(spec: AttentionSpec) -> AttentionSpec | None:
+    """With one query per head, the heads that share keys and values as the queries of one.
+
+    None with several queries, or where no heads share.
+    """
+    _, h, q, _ = spec.score_axes
+    if extent_of(q) != const(1):
+        return None
+    group = _shared_by(spec)
+    heads = extent_of(h)
+    if group is None or not isinstance(heads, Const) or int(heads.value) % group:
+        return None
+    shared, member = Var("group", extent=const(int(heads.value) // group)), Var("member", extent=const(group))
+
+    def expression(expr: Expr, head: Var, query: Var | None) -> Expr:
+        moved: dict[Expr, Expr] = {head: shared * group + member}
+        return substitute(expr, moved if query is None else moved | {query: const(0)})
+
+    def queries(view: View) -> View:
+        b, head, query, *rest = view.axes
+        return View(view.name, (b, shared, member, *rest), expression(view.value, head, query))
+
+    def keys(view: View) -> View:
+        b, head, key, column = view.axes
+        return View(view.name, (b, shared, key, column), expression(view.value, head, None))
+
+    def result(old: Result) -> Result:
+        b, head, query, last = old.place.axes
+        index = tuple(expression(entry, head, query) for entry in old.place.index)
+        place = Place(old.place.tensor, (b, shared, member, last), index)
+        return Result(place, expression(old.value, head, query))
+
+    b, _, _, k = spec.score_axes
+    return replace(
+        spec,
+        q=queries(spec.q),
+        k=keys(spec.k),
+        v=keys(spec.v),
+        score_axes=(b, shared, member, k),
+        score=expression(spec.score, h, q),
+        sink=None if spec.sink is None else queries(spec.sink),
+        outputs=tuple(result(old) for old in spec.outputs),
+    )
+
+
+def _shared_by(spec: AttentionSpec) -> int | None:
+    """How many heads read the same keys and values: both depend on the head through its quotient by that alone."""
+    found: set[int | None] = set()
+    for view in (spec.k, spec.v):
+        found |= _quotients(view.value, view.axes[1])
+    divisor = found.pop() if len(found) == 1 else None
+    return divisor if divisor is not None and divisor > 1 else None
+
+
+def _quotients(expr: Expr, head: Var) -> set[int | None]:
+    """Constants that `head` is divided by; None where it is used in any other way."""
+    if expr == head:
+        return {None}
+    if isinstance(expr, Op) and expr.name == "floordiv" and expr.args[0] == head and isinstance(expr.args[1], Const):
+        return {int(expr.args[1].value)}
+    return {found for part in children(expr) for found in _quotients(part, head)}
