@@ -2,9 +2,12 @@
 
 import ml_dtypes
 import numpy as np
+import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper
 
 from runtime.compare import Truth, compare, compare_signal, drift_of, is_rounding
+from runtime.verify import SIGMOID_STEP
 
 
 def random_product(terms: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -128,3 +131,20 @@ def test_what_a_rounding_of_the_inputs_does_is_allowed_in_its_row_only() -> None
     assert compare("y", expected, near, truth=truth).fault is None
     assert compare("y", expected, far, truth=truth).fault
     assert compare("y", expected, other_row, truth=truth).fault
+
+
+def test_small_results_of_a_sigmoid_are_known_to_be_coarse() -> None:
+    x = np.linspace(-19, -11, 400, dtype=np.float32)
+    exact = 1 / (1 + np.exp(-x.astype(np.float64)))
+    node = helper.make_node("Sigmoid", ["x"], ["y"])
+    ends = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N"]) for name in ("x", "y"))
+    graph = helper.make_graph([node], "sigmoid", *([end] for end in ends))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString())
+    own = np.asarray(session.run(None, {"x": x})[0])
+    assert not is_rounding(own, exact)  # most are off by more than a share of their size
+    assert is_rounding(own, exact, step=SIGMOID_STEP)
+    assert not is_rounding(own + np.float32(1e-5), exact, step=SIGMOID_STEP)
+    ours = exact.astype(np.float32)
+    assert compare("y", own, ours, truth=Truth(exact, 1)).fault is None
+    assert compare("y", own, ours + np.float32(1e-5), truth=Truth(exact, 1)).fault is not None
