@@ -1,0 +1,129 @@
+"""Quantised linear layers against ONNX Runtime and OpenVINO: python benchmarks/quantized.py [--quick] [--json FILE]
+
+Each case is a whole model that fuses to one kernel: int8 with quantised input and output (QDQ), beside our own float32
+layer of the same shape, or MatMulNBits, beside ONNX Runtime's kernels at accuracy levels 0 (float32 activations, as
+ours) and 4 (activations rounded to bytes). All run in one process on THREADS threads, random data. Out: rows in the
+common form, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`, medians in microseconds; `floor` is
+the time of the multiply-adds at the measured float32 peak, or of reading the weights once at the measured copy rate for
+MatMulNBits with one row; `error` is the largest error relative to the output's own size that `verify` found.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from regions import measure_copy_rate
+from whole_models import Row, describe, measure_peak, openvino_time
+
+from models import quantized, regions
+from runtime.bench import bench
+from runtime.compile import optimize
+from runtime.options import Options
+from runtime.verify import verify
+
+THREADS = 2
+SECONDS, QUICK_SECONDS = 4.0, 1.0
+Feeds = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer: rows × depth × columns; `bits` and `block` of weights that MatMulNBits packs, else int8 (QDQ)."""
+
+    rows: int
+    depth: int
+    columns: int
+    bits: int = 0
+    block: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the row is called."""
+        kind = f"int{self.bits} weights in blocks of {self.block}" if self.bits else "int8 QDQ"
+        return f"{kind} {self.rows}×{self.depth}×{self.columns}"
+
+
+CASES = (
+    Case(128, 768, 768),
+    Case(1, 4096, 4096, 4, 32),
+    Case(128, 768, 3072),
+    Case(128, 3072, 768),
+    Case(512, 768, 3072),
+    Case(512, 3072, 768),
+    Case(1, 4096, 4096, 4, 128),
+    Case(1, 4096, 4096, 8, 32),
+    Case(16, 4096, 4096, 4, 32),
+    Case(128, 4096, 4096, 4, 32),
+)
+QUICK = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the first cases only, measured briefly")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    arguments = parser.parse_args()
+    options = Options.from_environment()
+    peak, copy_rate = measure_peak(options, THREADS), measure_copy_rate()
+    seconds = QUICK_SECONDS if arguments.quick else SECONDS
+    rows: list[Row] = []
+    chosen = [case for case in CASES if arguments.only in case.name]
+    with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
+        for case in chosen[:QUICK] if arguments.quick else chosen:
+            weights = case.depth * case.columns * (case.bits or 8) / 8
+            floor = max(case.rows * case.depth * case.columns / peak, weights / copy_rate)
+            measure = _packed if case.bits else _coded
+            rows.append(measure(case, Path(folder), options, floor * 1e6, seconds))
+            print(describe(rows[-1]), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def _coded(case: Case, folder: Path, options: Options, floor: float, seconds: float) -> Row:
+    model = quantized.linear(depth=case.depth, columns=case.columns)
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, case.rows, case.depth), dtype=np.float32)}
+    ours, theirs, error = _measure(model, "coded", feeds, folder, options, seconds)
+    peers = {"onnxruntime": theirs}
+    peers |= {name: time * 1e3 for name, time in openvino_time(folder / "coded.onnx", feeds, seconds).items()}
+    plain = regions.linear(depth=case.depth, columns=case.columns)
+    peers["ours in float32"] = _measure(plain, "plain", feeds, folder, options, seconds)[0]
+    return Row(case.name, "µs", ours, peers, floor, error)
+
+
+def _packed(case: Case, folder: Path, options: Options, floor: float, seconds: float) -> Row:
+    feeds = {"x": np.random.default_rng(0).standard_normal((case.rows, case.depth), dtype=np.float32)}
+    peers: dict[str, float] = {}
+    ours: list[float] = []
+    error = 0.0
+    for level in (0, 4):
+        model = quantized.packed(depth=case.depth, columns=case.columns, bits=case.bits, block=case.block, level=level)
+        mine, theirs, error = _measure(model, f"packed{level}", feeds, folder, options, seconds)
+        ours.append(mine)
+        peers[f"onnxruntime level {level}"] = theirs
+    return Row(case.name, "µs", min(ours), peers, floor, error)
+
+
+def _measure(
+    model: onnx.ModelProto, name: str, feeds: Feeds, folder: Path, options: Options, seconds: float
+) -> tuple[float, float, float]:
+    """Medians of the fused and of the original model in microseconds, in turns, and the largest relative error."""
+    original, fused = folder / f"{name}.onnx", folder / f"{name}.fused.onnx"
+    onnx.save(model, original)
+    report = optimize(original, fused, options=options, progress=lambda stage: None, verify=False)
+    if not any(region.kind == "contraction" for region in report.regions):
+        sys.exit(f"{name}: the product is not fused: {report.misses}")
+    verdict = verify(original, fused, inputs=feeds)
+    if not verdict.ok:
+        sys.exit(f"{name}: the fused model is wrong: {verdict.mismatch}")
+    result = bench(fused, original, inputs=feeds, threads=THREADS, seconds=seconds)
+    return result.fused.median_ms * 1e3, result.original.median_ms * 1e3, max(o.max_rel for o in verdict.outputs)
+
+
+if __name__ == "__main__":
+    main()
