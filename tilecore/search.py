@@ -15,6 +15,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.spec import Spec, Tensor
 from tilecore.profile import HardwareProfile
+from tilecore.target import Target
 from tilecore.toolchain import Toolchain
 
 TURNS = 12
@@ -40,17 +41,24 @@ def time_configs(
 
     BuildError when a kernel does not build; KernelError when sizes do not fit the spec.
     """
-    target = profile.target
-    kernels = [
-        compile_spec(spec, label="Timed", profile=profile, targets=(target,), config=config) for config in configs
-    ]
+    kernels = [make_kernel(spec, config, profile) for config in configs]
+    return time_kernels(kernels, sizes, target=profile.target, toolchain=toolchain, threads=threads, turns=turns)
+
+
+def make_kernel(spec: Spec, config: Config, profile: HardwareProfile) -> Kernel:
+    """The kernel of one configuration, for the profile's instruction set."""
+    return compile_spec(spec, label="Timed", profile=profile, targets=(profile.target,), config=config)
+
+
+def time_kernels(
+    kernels: Sequence[Kernel], sizes: Sequence[Sizes], *,
+    target: Target, toolchain: Toolchain, threads: int, turns: int = TURNS,
+) -> list[Timed]:  # fmt: skip
+    """The seconds of kernels that take the same inputs, in their order."""
     distinct = {kernel.name: kernel for kernel in kernels}
     loaded = {c.kernel.name: c for c in load_kernels([distinct[name] for name in sorted(distinct)], target, toolchain)}
     columns = [_take_turns(loaded, size, threads, turns) for size in sizes]
-    return [
-        Timed(config, tuple(column[kernel.name] for column in columns))
-        for config, kernel in zip(configs, kernels, strict=True)
-    ]
+    return [Timed(kernel.config, tuple(column[kernel.name] for column in columns)) for kernel in kernels]
 
 
 def _take_turns(loaded: Mapping[str, CompiledKernel], sizes: Sizes, threads: int, turns: int) -> dict[str, float]:

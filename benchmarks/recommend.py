@@ -1,0 +1,161 @@
+"""Recommendation against an exhaustive search: python benchmarks/recommend.py [--quick] [--json FILE] [--only TEXT]
+
+Every configuration that fits the machine is built and timed, for single regions of fixed sizes. Out: one row per case
+and number of threads, `{"case", "unit", "ours", "peers", "floor", "error"}`: `ours` is the time of the configuration
+recommended first, `peers` those of the best of the first five and of the best of all, in microseconds, `floor` the best
+of all again and `error` its lead over the first. Then: in how many cases the
+first is within 5 % of the best, and in how many one of the first five is.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import onnx
+from whole_models import Row
+
+from fuser.find import find
+from fuser.load import load
+from models import regions
+from models.graph import write
+from runtime.cost import machine_cost
+from runtime.machine import machine_profile
+from runtime.options import Options
+from tilecore.compile import HEADERS, Kernel, prepared
+from tilecore.contract.spec import Spec
+from tilecore.profile import HardwareProfile
+from tilecore.recommend import Candidate, rank
+from tilecore.search import make_kernel, time_kernels
+from tilecore.toolchain import find_toolchain
+
+NEAR = 1.05
+TURNS, QUICK_TURNS = 10, 3
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A region and the length of its sequence."""
+
+    name: str
+    build: Callable[[], onnx.ModelProto]
+    seq: int
+
+
+def linear(rows: int, depth: int, columns: int) -> Case:
+    gelu = columns == 3072
+    name = f"linear {rows}x{depth}x{columns}{' + GELU' if gelu else ''}"
+    return Case(name, lambda: regions.linear(depth=depth, columns=columns, gelu=gelu), rows)
+
+
+def attention(seq: int, *, causal: bool = False) -> Case:
+    name = f"attention S={seq}{' causal' if causal else ''}"
+    return Case(name, lambda: regions.attention(causal=causal), seq)
+
+
+SHAPES = ((768, 768), (768, 3072), (3072, 768), (768, 2304))
+CASES = (
+    *(linear(rows, depth, columns) for rows in (128, 512) for depth, columns in SHAPES),
+    *(attention(seq, causal=causal) for seq in (128, 384, 512) for causal in (False, True)),
+    Case("skip + LayerNorm 512x768", regions.skip_layer_norm, 512),
+    *(linear(rows, depth, columns) for rows in (1, 7, 1024) for depth, columns in SHAPES),
+    *(attention(seq, causal=causal) for seq in (1500,) for causal in (False, True)),
+)
+QUICK = ("linear 128x768x768", "attention S=128", "skip + LayerNorm 512x768")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="three cases, timed briefly")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="how many threads a call has")
+    parser.add_argument("--times", type=Path, help="write the time of every configuration to this file")
+    parser.add_argument("--turns", type=int, default=TURNS, help="how often each configuration is timed")
+    arguments = parser.parse_args()
+    options = Options.from_environment()
+    profile, turns = machine_profile(options), QUICK_TURNS if arguments.quick else arguments.turns
+    cases = [c for c in CASES if arguments.only in c.name and (not arguments.quick or c.name in QUICK)]
+    rows: list[Row] = []
+    hits: list[tuple[bool, bool]] = []
+    every: dict[str, list[tuple[str, float]]] = {}
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for case in cases:
+            spec = spec_of(case, profile)
+            kernels = build(spec, profile, pool)
+            for threads in arguments.threads:
+                own = replace(profile, cores=threads)
+                ranked = [c for c in rank(spec, own, own.target) if not c.rejected]
+                row, times = run(case, kernels, ranked, own, options, turns)
+                rows.append(row)
+                every[row.case] = times
+                hits.append((row.ours <= NEAR * row.floor, row.peers["best of five"] <= NEAR * row.floor))
+                print(f"{describe(row)}  {times[0][0]} first, best {min(times, key=lambda t: t[1])[0]}", flush=True)
+                if arguments.times:
+                    arguments.times.write_text(json.dumps(every, indent=1) + "\n")
+    first, five = (sum(column) for column in zip(*hits, strict=True))
+    print(f"within {NEAR - 1:.0%} of the best: the first in {first} of {len(hits)} cases, one of {TOP} in {five}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def spec_of(case: Case, profile: HardwareProfile) -> Spec:
+    """The region's spec with the case's sizes: batch 1."""
+    model = case.build()
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = {"batch": 1}.get(dim.dim_param, case.seq)
+    with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
+        found = find(load(write(model, Path(folder) / "m.onnx")), machine_cost(profile, profile.target, fuse_all=True))
+        (region,) = found.regions
+        return prepared(region.spec)
+
+
+def build(spec: Spec, profile: HardwareProfile, pool: ProcessPoolExecutor) -> dict[str, Kernel]:
+    """A kernel for every configuration of any number of threads."""
+    configs = {str(c.config): c.config for c in rank(spec, profile, profile.target) if not c.rejected}
+    jobs = {text: pool.submit(make_object, spec, config, profile) for text, config in configs.items()}
+    return {text: job.result() for text, job in jobs.items()}
+
+
+def make_object(spec: Spec, config: dict[str, int], profile: HardwareProfile) -> Kernel:
+    """A kernel whose object is in the cache from now on."""
+    options = Options.from_environment()
+    kernel = make_kernel(spec, config, profile)
+    toolchain = find_toolchain(options.cache / "objects", options.compiler)
+    toolchain.object(kernel.sources[profile.target.name], profile.target.flags, [HEADERS])
+    return kernel
+
+
+def run(
+    case: Case, kernels: dict[str, Kernel], ranked: list[Candidate], profile: HardwareProfile, options: Options,
+    turns: int,
+) -> tuple[Row, list[tuple[str, float]]]:  # fmt: skip
+    """The row of one case, and microseconds of every configuration in the order of ranking."""
+    toolchain = find_toolchain(options.cache / "objects", options.compiler)
+    order = [kernels[str(candidate.config)] for candidate in ranked]
+    timed = time_kernels(
+        order, [{}], target=profile.target, toolchain=toolchain, threads=profile.cores, turns=turns
+    )  # fmt: skip
+    micros = [one.seconds[0] * 1e6 for one in timed]
+    best = min(micros)
+    peers = {"best of five": min(micros[:TOP]), "best of all": best}
+    row = Row(f"{case.name}, {profile.cores} threads", "us", micros[0], peers, best, micros[0] / best - 1)
+    names = [" ".join(f"{name[6:]}={value}" for name, value in c.config.items()) for c in ranked]
+    return row, list(zip(names, micros, strict=True))
+
+
+def describe(row: Row) -> str:
+    """One line for people."""
+    five = row.floor / row.peers["best of five"]
+    return f"{row.case:40} first {row.ours:9.1f} us, {row.floor / row.ours:4.0%} of the best; of five {five:4.0%}"
+
+
+if __name__ == "__main__":
+    main()
