@@ -139,3 +139,45 @@ def test_a_machine_without_room_rejects_with_the_bytes() -> None:
     rejected = [candidate for candidate in rank(spec, tiny, tiny.target) if candidate.rejected]
     assert rejected
     assert all("KiB" in candidate.rejected for candidate in rejected)
+
+
+def test_padding_that_a_later_turn_of_a_loop_changes_is_not_cut() -> None:
+    rows = T.dynamic("rows")
+
+    def sums(X: T.Tensor((rows, 5), T.float32), Y: T.Tensor((rows,), T.float32)) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            x = T.alloc_fragment((5, 8), T.float32)
+            total = T.alloc_fragment((5,), T.float32)
+            T.clear(total)
+            for i, j in T.Parallel(5, 8):
+                x[i, j] = X[j, i]
+            for _ in T.serial(2):
+                T.reduce_sum(x, total, dim=1, clear=False)
+                for i, j in T.Parallel(5, 8):
+                    x[i, j] = x[i, j] + 1.0
+            for i in T.Parallel(5):
+                Y[i] = total[i]
+
+    plan = infer(trace(sums), AVX2)
+    assert own_class(plan, "x", 1) not in plan.live
+
+
+def test_padding_that_one_side_of_a_branch_changes_is_not_cut() -> None:
+    rows = T.dynamic("rows")
+
+    def sums(X: T.Tensor((rows, 5), T.float32), Y: T.Tensor((rows,), T.float32)) -> None:  # type: ignore[valid-type]
+        with T.Kernel(2) as m:
+            x = T.alloc_fragment((5, 8), T.float32)
+            total = T.alloc_fragment((5,), T.float32)
+            with T.If(m == 0):
+                for i, j in T.Parallel(5, 8):
+                    x[i, j] = X[j, i] + 1.0
+            with T.Else():
+                for i, j in T.Parallel(5, 8):
+                    x[i, j] = X[j, i]
+            T.reduce_sum(x, total, dim=1)
+            for i in T.Parallel(5):
+                Y[m * 5 + i] = total[i]
+
+    plan = infer(trace(sums), AVX2)
+    assert own_class(plan, "x", 1) not in plan.live

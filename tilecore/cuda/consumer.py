@@ -104,6 +104,10 @@ class Consumer:
                 self._drain()
                 self._reduce(stmt)
             case Parallel():
+                for store in stmt.body:
+                    if store.guard is not None or store.update:
+                        what = f"T.atomic_{store.update}" if store.update else "a store under an if"
+                        raise CudaError(f"{what} to {store.target.name} has no CUDA form yet")
                 self._drain()
                 self._parallel(stmt)
             case Join():
