@@ -4,14 +4,17 @@ tilefuse.optimize("model.onnx", "fused.onnx")      # writes fused.onnx and fused
 session = tilefuse.load("fused.onnx")              # an onnxruntime.InferenceSession
 tilefuse.serve("repository")                       # gRPC, until SIGTERM
 tilefuse.connect("localhost:8001").infer("model", {"x": array})
+kernel = tilefuse.jit(function)                    # a kernel of your own in the tile language, over numpy arrays
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnxruntime import InferenceSession
 
+import tilecore
 from runtime import compile as compiler
 from runtime import session
 from runtime import verify as verifier
@@ -24,7 +27,7 @@ from runtime.server.serve import serve as run_server
 from runtime.server.transport import TransportOptions
 from runtime.verify import Verdict
 
-__all__ = ["Client", "Report", "Verdict", "connect", "explain", "load", "optimize", "serve", "verify"]
+__all__ = ["Client", "Report", "Verdict", "connect", "explain", "jit", "load", "optimize", "serve", "verify"]
 
 
 def optimize(
@@ -70,3 +73,14 @@ def serve(repository: str | Path, *, host: str = "127.0.0.1", port: int = 8001) 
 def connect(url: str, *, timeout: float = 60.0) -> Client:
     """A client for the server at `url`, HOST:PORT."""
     return Client(url, timeout=timeout)
+
+
+def jit(function: Callable[..., Any] | None = None, *, out_idx: Sequence[int] | int | None = None) -> Any:
+    """Decorate a kernel in the tile language (docs/language.md), so that calling it compiles and runs it.
+
+    `tilecore.jit` with the cache, compiler and threads that the environment gives.
+    """
+    options = Options.from_environment()
+    return tilecore.jit(
+        function, out_idx=out_idx, threads=options.threads or 0, cache=options.cache, compiler=options.compiler
+    )

@@ -31,14 +31,15 @@ from tilecore.emit_c import FAILED, emit_c
 from tilecore.emit_expr import EmitError
 from tilecore.emit_host import Signature
 from tilecore.errors import TileError
+from tilecore.extents import complete_extents, open_extents
 from tilecore.infer import InferenceError, Plan, describe_plan
 from tilecore.ir import Assert, Program, statements, updated_tensors
 from tilecore.lower import lower
 from tilecore.printer import print_program
-from tilecore.profile import detect_target
+from tilecore.profile import detect_profile, detect_target
 from tilecore.script import PrimFunc, scripted
 from tilecore.toolchain import BuildError, Toolchain, find_toolchain
-from tilecore.trace import AUTO, trace_all
+from tilecore.trace import trace_all
 from tilecore.tracer import Eager, Handle, SignatureKnownError, TensorType
 
 DEFAULT_CACHE = Path.home() / ".cache" / "tilefuse"
@@ -224,7 +225,10 @@ def build(
     eager: Eager | None = None,
 ) -> JitKernel:
     """The kernel of a scripted function."""
-    extents = {name: int(value) for name, value in (config or {}).items() if _is_auto(function, name)}
+    extents = {name: int(value) for name, value in (config or {}).items() if name in open_extents(function)}
+    why = ""
+    if open_extents(function) and eager is None:
+        extents, why = complete_extents(function, extents, detect_profile(), operands=operands or {})
     traced = trace_all(function, operands=operands, extents=extents, eager=eager)
     programs, result = traced.programs, traced.result
     names = [name for name in inspect.signature(function).parameters if name not in (operands or {})]
@@ -239,7 +243,7 @@ def build(
     target = detect_target()
     steps = tuple(compile_program(program, settings) for program in programs)
     threads = settings.threads or len(os.sched_getaffinity(0))
-    shown = {**(config or {}), "target": target.name}
+    shown = {**(config or {}), **extents, "target": target.name} | ({"why": why} if why else {})
     workspaces = tuple(tensor.name for tensor in traced.workspaces)
     return JitKernel(
         function.__name__, parameters, returned, workspaces, steps, shown, threads, ThreadPoolExecutor(threads)
@@ -249,11 +253,6 @@ def build(
 def _is_parameter(function: Callable[..., Any], name: str) -> bool:
     annotation = inspect.signature(function).parameters[name].annotation
     return isinstance(annotation, TensorType | DType)
-
-
-def _is_auto(function: Callable[..., Any], name: str) -> bool:
-    parameter = inspect.signature(function).parameters.get(name)
-    return parameter is not None and parameter.default is AUTO
 
 
 def _picked(parameters: tuple[str, ...], out_idx: tuple[int, ...] | None) -> list[str]:

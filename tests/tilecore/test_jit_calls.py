@@ -165,6 +165,36 @@ def test_extents_left_open_are_given_by_name(jit: Callable[..., Any]) -> None:
     np.testing.assert_array_equal(kernel(array), array)
 
 
+def test_extents_left_open_are_completed(jit: Callable[..., Any]) -> None:
+    n = T.dynamic("n")
+
+    def product(
+        A: T.Tensor((n, 96), "float32"),  # type: ignore[valid-type]
+        B: T.Tensor((96, 80), "float32"),  # type: ignore[valid-type]
+        C: T.Tensor((n, 80), "float32"),  # type: ignore[valid-type]
+        *,
+        block_m: Any = T.auto,
+        block_n: Any = T.auto,
+    ) -> None:
+        with T.Kernel(T.ceildiv(80, block_n), T.ceildiv(n, block_m)) as (y, x):
+            a, b = T.alloc_shared((block_m, 96), "float32"), T.alloc_shared((96, block_n), "float32")
+            c = T.alloc_fragment((block_m, block_n), "float32")
+            T.copy(A[x * block_m, 0], a)
+            T.copy(B[0, y * block_n], b)
+            T.gemm(a, b, c, clear=True)
+            T.copy(c, C[x * block_m, y * block_n])
+
+    function = jit(product, out_idx=2)
+    a, b = RNG.standard_normal((50, 96)).astype(np.float32), RNG.standard_normal((96, 80)).astype(np.float32)
+    wanted = a.astype(np.float64) @ b.astype(np.float64)
+    whole, part = function.compile(), function.compile(block_m=16)
+    assert part.config["block_m"] == 16
+    assert whole.config["block_m"] >= 32  # small tiles copy more for every multiply-add
+    assert "per element copied" in whole.explain()
+    for kernel in (whole, part):
+        np.testing.assert_allclose(kernel(a, b), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_measured_configurations(jit: Callable[..., Any]) -> None:
     def factory(n: int, block: int = 1) -> Any:
         @T.prim_func
