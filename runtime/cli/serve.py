@@ -4,7 +4,6 @@ Invariant: the flags are those of the option table, no more and no fewer.
 """
 
 import inspect
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import typer
 
 from runtime.options import Options
 from runtime.server.compiling import make_loader
+from runtime.server.operations.logs import set_up_logs
 from runtime.server.option_table import OPTIONS, Option, build_options, read_file
 from runtime.server.serve import serve
 
@@ -26,14 +26,19 @@ _CONFIG = Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file 
 def serve_repository(repository: Path, config: Path | None, **flags: Any) -> None:
     """Serve a repository of models over gRPC until SIGTERM."""
     given = read_file(config) if config is not None else {}
-    given |= {name: getattr(value, "value", value) for name, value in flags.items() if value not in (None, [], ())}
+    given |= {name: getattr(value, "value", value) for name, value in flags.items() if _is_given(value)}
     options = build_options(given)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    set_up_logs(given.get("log_format", "text"))
     loader = make_loader(Options.from_environment(), optimize_first=given.get("optimize_first", False))
     if not serve(repository, loader, options=options):
         print(f"error: calls in flight took longer than {options.drain_seconds:g} s and were lost", file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)  # their threads may never end, and an ordinary exit would wait for them
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a flag was given; 0 is a value."""
+    return value is not None and value is not False and value != []
 
 
 def serve_command() -> Callable[..., None]:

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from proto import open_inference_pb2 as pb
 from runtime.server import errors
+from runtime.server.operations.observe import Observer, Told
 
 LOG = logging.getLogger("tilefuse.server")
 
@@ -40,22 +41,23 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.INTERNAL, "internal error, the server's log has the details"
 
 
-def inference_handlers(service: object) -> grpc.GenericRpcHandler:
+def inference_handlers(service: object, observer: Observer) -> grpc.GenericRpcHandler:
     """Handlers of all methods; `service` has one of the same name for each, of (request, context), or for streams of
     (requests, context) that yields.
     """
     handlers: dict[str, Any] = {}
     for method in SERVICE.methods:
         work = getattr(service, method.name)
+        name = f"/{SERVICE.full_name}/{method.name}"
         read = _reader(getattr(pb, method.input_type.name))
         serializer = getattr(pb, method.output_type.name).SerializeToString
         if method.server_streaming:
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(
-                _stream(read, work), response_serializer=serializer
+                _stream(name, read, work, observer), response_serializer=serializer
             )
         else:
             handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                _unary(read, work), response_serializer=serializer
+                _unary(name, read, work, observer), response_serializer=serializer
             )
     return grpc.method_handlers_generic_handler(SERVICE.full_name, handlers)
 
@@ -70,7 +72,9 @@ def _reader(kind: Any) -> Callable[[bytes], Any]:
     return read
 
 
-def _unary(read: Callable[[bytes], Any], work: Callable[[Any, Context], Any]) -> Callable[[bytes, Context], Any]:
+def _unary(
+    name: str, read: Callable[[bytes], Any], work: Callable[[Any, Context], Any], observer: Observer
+) -> Callable[[bytes, Context], Any]:
     def answer(data: bytes, context: Context) -> Any:
         try:
             return work(read(data), context)
@@ -79,21 +83,43 @@ def _unary(read: Callable[[bytes], Any], work: Callable[[Any, Context], Any]) ->
         context.abort(status, reason)
         raise AssertionError("ServicerContext.abort always raises")
 
-    return answer
+    def observed(data: bytes, context: Context) -> Any:
+        with observer.watch(name, context) as told:
+            try:
+                request = read(data)
+                _tell_model(told, request)
+                return work(request, context)
+            except Exception as error:  # noqa: BLE001 - every error becomes a status
+                told.status, reason = status_of(error)
+        context.abort(told.status, reason)
+        raise AssertionError("ServicerContext.abort always raises")
+
+    return answer if observer.idle else observed
 
 
 def _stream(
-    read: Callable[[bytes], Any], work: Callable[[Iterator[Any], Context], Iterator[Any]]
+    name: str,
+    read: Callable[[bytes], Any],
+    work: Callable[[Iterator[Any], Context], Iterator[Any]],
+    observer: Observer,
 ) -> Callable[[Iterator[bytes], Context], Iterator[Any]]:
     def answer(messages: Iterator[bytes], context: Context) -> Iterator[Any]:
-        try:
-            yield from work((read(data) for data in messages), context)
-        except grpc.RpcError:  # the client or the drain ended the stream while the next message was waited for
-            return
-        except Exception as error:  # noqa: BLE001 - every error becomes a status
-            if not context.is_active():
+        with observer.watch(name, context) as told:
+            try:
+                yield from work((read(data) for data in messages), context)
                 return
-            status, reason = status_of(error)
-            context.abort(status, reason)
+            except grpc.RpcError:  # the client or the drain ended the stream while the next message was waited for
+                told.status = grpc.StatusCode.CANCELLED
+                return
+            except Exception as error:  # noqa: BLE001 - every error becomes a status
+                told.status, reason = status_of(error)
+        if context.is_active():
+            context.abort(told.status, reason)
 
     return answer
+
+
+def _tell_model(told: Told, request: Any) -> None:
+    model = getattr(request, "model_name", "") or getattr(request, "name", "")
+    if model:
+        told.fields["model"] = model[:128]

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.server.control import MODES
+from runtime.server.operations.access import read_access
+from runtime.server.operations.logs import FORMATS
 from runtime.server.serve import ServerOptions
 from runtime.server.transport import COMPRESSIONS, TransportOptions
 
@@ -44,6 +46,12 @@ OPTIONS: tuple[Option, ...] = (
     # Where to listen
     Option("host", str, _TRANSPORT.host, "The address to listen on."),
     Option("port", int, _TRANSPORT.port, "The port; 0 picks a free one.", 0, 65535),
+    Option("tls_cert", Path, None, "Certificate chain in PEM: speak TLS only."),
+    Option("tls_key", Path, None, "Its private key in PEM."),
+    Option("tls_client_ca", Path, None, "Demand client certificates that this authority signed."),
+    Option("access", Path, None, "A TOML file that says who may call what."),
+    Option("status_port", int, None, "Status page and metrics on this port; 0 picks a free one.", 0, 65535),
+    Option("status_host", str, _SERVER.status_host, "The address of the status port."),
     # Connections and messages
     Option("message_mib", int, _TRANSPORT.message_bytes // MIB, "Largest request or response in MiB.", 1, 2047),
     Option("metadata_kib", int, _TRANSPORT.metadata_bytes // 2**10, "Largest headers of a call in KiB.", 1, 1024),
@@ -64,6 +72,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("load_model", str, (), "With explicit: load this model at start.", many=True),
     Option("poll_seconds", float, _SERVER.poll_seconds, "With poll: how often to look.", 0.1),
     Option("optimize_first", bool, False, "Fuse plain models before they are served, not in the background."),
+    # What is told
+    Option("log_format", str, "text", "Of the log on stderr.", choices=FORMATS),
+    Option("log_calls", bool, _SERVER.log_calls, "Log a line for every call."),
+    Option("trace_endpoint", str, _SERVER.trace_endpoint, "Send OpenTelemetry traces there, http://HOST:4317."),
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -85,7 +97,7 @@ def read_file(path: Path) -> dict[str, Any]:
         if option is None:
             raise ConfigError(f"{path}: unknown key {key!r}; the keys are {', '.join(_BY_NAME)}")
         _check(path, option, value)
-    return {key: tuple(value) if _BY_NAME[key].many else value for key, value in found.items()}
+    return {key: _as_given(_BY_NAME[key], value) for key, value in found.items()}
 
 
 def build_options(given: Mapping[str, Any]) -> ServerOptions:
@@ -94,6 +106,9 @@ def build_options(given: Mapping[str, Any]) -> ServerOptions:
     transport = TransportOptions(
         host=value["host"],
         port=value["port"],
+        tls_cert=value["tls_cert"],
+        tls_key=value["tls_key"],
+        tls_client_ca=value["tls_client_ca"],
         message_bytes=value["message_mib"] * MIB,
         metadata_bytes=value["metadata_kib"] * 2**10,
         compression=value["compression"],
@@ -113,7 +128,19 @@ def build_options(given: Mapping[str, Any]) -> ServerOptions:
         control_mode=value["model_control_mode"],
         load_models=value["load_model"],
         poll_seconds=value["poll_seconds"],
+        access=read_access(value["access"]) if value["access"] is not None else None,
+        status_host=value["status_host"],
+        status_port=value["status_port"],
+        log_calls=value["log_calls"],
+        trace_endpoint=value["trace_endpoint"],
     )
+
+
+def _as_given(option: Option, value: Any) -> Any:
+    """A value of the file as a flag would give it."""
+    if option.many:
+        return tuple(value)
+    return Path(value) if option.kind is Path else value
 
 
 def _check(path: Path, option: Option, value: Any) -> None:
@@ -121,9 +148,9 @@ def _check(path: Path, option: Option, value: Any) -> None:
     if option.many and not isinstance(value, list):
         raise ConfigError(f"{path}: {option.name} is {value!r}, but it must be a list")
     for one in values:
-        kinds = (int, float) if option.kind is float else (option.kind,)
+        kinds = {float: (int, float), Path: (str,)}.get(option.kind, (option.kind,))
         if type(one) not in kinds:
-            raise ConfigError(f"{path}: {option.name} is {one!r}, but it must be of type {option.kind.__name__}")
+            raise ConfigError(f"{path}: {option.name} is {one!r}, but it must be of type {kinds[-1].__name__}")
         if option.choices and one not in option.choices:
             raise ConfigError(f"{path}: {option.name} is {one!r}, but it must be {', '.join(option.choices)}")
         if (option.least is not None and one < option.least) or (option.most is not None and one > option.most):

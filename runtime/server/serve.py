@@ -32,9 +32,20 @@ from runtime.server.errors import RequestError
 from runtime.server.folders import RepositoryError
 from runtime.server.handlers import inference_handlers
 from runtime.server.loading import Loader
+from runtime.server.operations.access import Access, AccessInterceptor
+from runtime.server.operations.observe import Observer, make_tracer
+from runtime.server.operations.status import StatusServer
 from runtime.server.repository import Repository
-from runtime.server.servicer import InferenceService
-from runtime.server.transport import COMPRESSIONS, ListenError, TransportOptions, add_reflection, bind, channel_options
+from runtime.server.servicer import InferenceService, installed_version
+from runtime.server.transport import (
+    COMPRESSIONS,
+    ListenError,
+    TransportOptions,
+    add_reflection,
+    bind,
+    channel_options,
+    is_loopback,
+)
 
 LOG = logging.getLogger("tilefuse.server")
 
@@ -60,6 +71,15 @@ class ServerOptions:
     load_models: tuple[str, ...] = ()
     """With explicit: what to load at start."""
     poll_seconds: float = 15.0
+    access: Access | None = None
+    """Who may call what; None: everybody everything that is enabled."""
+    status_host: str = "127.0.0.1"
+    status_port: int | None = None
+    """Of the status page and the metrics; 0 picks a free one, None: there is none."""
+    log_calls: bool = False
+    """Log a line for every call."""
+    trace_endpoint: str = ""
+    """Where to send OpenTelemetry traces; empty: nowhere."""
 
 
 class RunningServer:
@@ -68,6 +88,7 @@ class RunningServer:
     def __init__(self, options: ServerOptions) -> None:
         if options.control_mode not in MODES:
             raise ListenError(f"the model control mode is {options.control_mode!r}, but it must be {', '.join(MODES)}")
+        _check_access(options)
         self.options = options
         self.repository = Repository()
         self._control: Control | None = None
@@ -85,12 +106,16 @@ class RunningServer:
             options=channel_options(options.transport),
             maximum_concurrent_rpcs=options.workers + options.waiting,
             compression=COMPRESSIONS[options.transport.compression],
+            interceptors=[] if options.access is None else [AccessInterceptor(options.access)],
         )
-        self._server.add_generic_rpc_handlers((inference_handlers(self._service),))
+        self._tracer = make_tracer(options.trace_endpoint) if options.trace_endpoint else None
+        observer = Observer(options.log_calls, self._tracer)
+        self._server.add_generic_rpc_handlers((inference_handlers(self._service, observer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._health.set(health.OVERALL_HEALTH, NOT_SERVING)
         add_reflection(self._server)
         self.port = bind(self._server, options.transport)
+        self.status = self._start_status(options)
         self._server.start()
         LOG.info("listening on %s:%d", options.transport.host, self.port)
 
@@ -141,13 +166,42 @@ class RunningServer:
         lost = self._busy()
         self._server.stop(0).wait(1.0)
         self._pool.shutdown(wait=not lost)
+        if self.status is not None:
+            self.status.stop()
+        if self._tracer is not None:
+            self._tracer.shutdown()
         return not lost
+
+    def _start_status(self, options: ServerOptions) -> StatusServer | None:
+        if options.status_port is None:
+            return None
+        status = StatusServer(
+            options.status_host,
+            options.status_port,
+            repository=self.repository,
+            budget=self._budget,
+            ready=self._service.ready.is_set,
+            version=installed_version(),
+        )
+        LOG.info("status page at http://%s:%d", options.status_host, status.port)
+        return status
 
     def _busy(self) -> bool:
         return self._pool.pending > 0 or self._budget.requests > 0
 
     def _show_health(self, name: str) -> None:
         self._health.set(name, SERVING if self.repository.versions(name) else NOT_SERVING)
+
+
+def _check_access(options: ServerOptions) -> None:
+    """Refuse rules that cannot work or would give secrets away. ListenError."""
+    transport, access = options.transport, options.access
+    if access is not None and access.uses_tokens and transport.tls_cert is None and not is_loopback(transport.host):
+        raise ListenError(f"bearer tokens would travel in the clear to {transport.host}: give tls_cert and tls_key")
+    if access is not None and access.uses_subjects and transport.tls_client_ca is None:
+        raise ListenError("rules name subjects of client certificates, but tls_client_ca is not given")
+    if transport.tls_cert is None and not is_loopback(transport.host):
+        LOG.warning("listening on %s without TLS: anybody on the way can read and change the calls", transport.host)
 
 
 def serve(root: Path, loader: Loader, *, options: ServerOptions) -> bool:

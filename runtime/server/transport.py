@@ -6,6 +6,8 @@ an address that was not asked for, and the port is ours alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -35,6 +37,11 @@ class TransportOptions:
     host: str = "127.0.0.1"
     port: int = 8001
     """0 picks a free one."""
+    tls_cert: Path | None = None
+    """The server's certificate chain, PEM; with `tls_key`, only TLS is spoken."""
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    """Clients must have a certificate that this authority (PEM) signed."""
     message_bytes: int = 128 * 2**20
     """The largest request and response."""
     metadata_bytes: int = 16 * 2**10
@@ -61,6 +68,8 @@ def channel_options(options: TransportOptions) -> tuple[tuple[str, int], ...]:
     Raises:
         ListenError: a value is out of range.
     """
+    if options.tls_cert is None and (options.tls_key is not None or options.tls_client_ca is not None):
+        raise ListenError("tls_key and tls_client_ca need tls_cert")
     if not 0 < options.message_bytes <= LARGEST_MESSAGE:
         raise ListenError(f"message size is {options.message_bytes} bytes, but 1 to {LARGEST_MESSAGE} are possible")
     found = [
@@ -92,7 +101,10 @@ def bind(server: grpc.Server, options: TransportOptions) -> int:
     """
     host = f"[{options.host}]" if ":" in options.host else options.host
     try:
-        port = server.add_insecure_port(f"{host}:{options.port}")
+        if options.tls_cert is None:
+            port = server.add_insecure_port(f"{host}:{options.port}")
+        else:
+            port = server.add_secure_port(f"{host}:{options.port}", _credentials(options))
     except RuntimeError as error:
         raise ListenError(
             f"cannot listen on {host}:{options.port}: the port is taken or the address is not ours"
@@ -100,6 +112,36 @@ def bind(server: grpc.Server, options: TransportOptions) -> int:
     if port == 0:
         raise ListenError(f"cannot listen on {host}:{options.port}")
     return port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _credentials(options: TransportOptions) -> grpc.ServerCredentials:
+    """The certificates. ListenError: one is missing or cannot be read."""
+    assert options.tls_cert is not None
+    if options.tls_key is None:
+        raise ListenError("tls_cert is given without tls_key")
+    authority = _read(options.tls_client_ca) if options.tls_client_ca is not None else None
+    pair = (_read(options.tls_key), _read(options.tls_cert))
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ListenError(f"{path}: cannot be read: {error.strerror}") from error
+    if b"-----BEGIN " not in data:
+        raise ListenError(f"{path}: is not a PEM file")
+    return data
 
 
 def add_reflection(server: grpc.Server) -> None:
