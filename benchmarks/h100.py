@@ -1,14 +1,17 @@
-"""CUDA kernels beside torch's (cuBLAS, cuDNN) on one card: correct first, then medians of interleaved graph replays.
+"""CUDA kernels beside torch's (cuBLAS, cuDNN) and Triton's on one card: correct first, then medians of interleaved
+graph replays.
 
-    python -m benchmarks.h100 [--quick] [--json FILE] [--cache FOLDER]
+    python -m benchmarks.h100 [--quick] [--only WORD] [--json FILE] [--plot FILE] [--cache FOLDER]
 
 Inputs are random. Peers of a case take turns in shuffled order in one process, because the power cap moves clocks by
-more than kernels differ; a ratio is one of this run only.
+more than kernels differ; a ratio is one of this run only. What is bound by memory takes turns over several sets of
+inputs, which together do not fit the L2 cache. Rows are compared with a copy of as many bytes.
 """
 
 import argparse
 import importlib
 import json
+import math
 import random
 import statistics
 from collections.abc import Callable
@@ -17,102 +20,153 @@ from pathlib import Path
 from typing import Any
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Spec, Tensor, View
+from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
+from tilecore.contract.spec import (
+    AttentionSpec,
+    ContractionSpec,
+    Place,
+    Result,
+    RowSpec,
+    Spec,
+    Step,
+    Tensor,
+    View,
+    outputs_of,
+)
 from tilecore.cuda.compile import compile_cuda
 from tilecore.cuda.launch import Launcher
 
 torch: Any = importlib.import_module("torch")  # untyped: machines without a card need not have it
 attention_backends: Any = importlib.import_module("torch.nn.attention")
+triton_kernels: Any = importlib.import_module("benchmarks.h100_triton")
 
 PRODUCTS = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 14336, 4096), (2048, 2048, 2048), (512, 4096, 4096),
-            (128, 4096, 4096), (16, 4096, 4096))  # fmt: skip
+            (128, 4096, 4096), (16, 4096, 4096), (1, 4096, 4096), (16, 8192, 8192), (1, 8192, 8192))  # fmt: skip
 TOKENS, MODEL = 16384, 2048  # of attention: batch times length, heads times width
 LENGTHS = (512, 1024, 2048, 4096, 16384)
-TOLERANCE = 4e-3  # of the norm, bf16 against the peer in float32
+HEADS, SHARED, WIDTH = 32, 8, 128  # of decode
+CACHES = ((1, 8192), (1, 32768), (2, 8192), (4, 8192), (16, 8192), (16, 32768), (64, 8192), (64, 32768))
+ROWS, COLUMNS, POSITIONS = 8192, 4096, 2048
+TOLERANCE = 4e-3  # of the norm, against the first peer in float32
 PEAK = 989.4e12  # bf16 operations a second of an H100 at its full clock, which the power cap does not allow for long
-ROUNDS, TARGET_MS = 11, 5.0  # of one peer: measurements, and the length of each
+BANDWIDTH = 3.35e12  # bytes a second of its memory, of which a copy reaches 3.0e12
+ROUNDS, TARGET_MS = 9, 4.0  # of one peer: measurements, and the length of each
+L2_BYTES = 150e6  # of all sets of inputs together, three times what the cache holds
+Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared: our spec with its arrays, the peer, the operations of one call."""
+    """What is compared: our spec, the peers by name, the first one being the reference, and the work of one call."""
 
     name: str
     spec: Spec
-    arrays: dict[str, Any]
-    output: str
-    peer_name: str
-    peer: Callable[[], Any]
-    flops: float
+    peers: dict[str, Callable[[Arrays], Any]]
+    flops: float = 0.0
+    bytes: float = 0.0
+    compared: bool = True  # whether the first peer computes the same
+
+    @property
+    def output(self) -> str:
+        """Name of the result."""
+        return outputs_of(self.spec)[0].name
+
+    @property
+    def floor_us(self) -> float:
+        """What operations or bytes take at least."""
+        return max(self.flops / PEAK, self.bytes / BANDWIDTH) * 1e6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three products and two lengths")
+    parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
+    parser.add_argument("--only", default="", help="cases whose names have this in them")
     parser.add_argument("--json", type=Path, help="where to write all figures")
+    parser.add_argument("--plot", type=Path, help="where to draw the ratios, as SVG")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "tilefuse" / "cuda")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     for make in cases(quick=options.quick):
-        row = measured(make(), options.cache)
-        rows.append(row)
-        print("{name:34} {peer_name} {peer_tflops:6.0f}  ours {tflops:6.0f} TFLOP/s  {ratio:5.3f}  "
-              "error {error:.1e}  {why}".format(**row), flush=True)  # fmt: skip
+        case = make()
+        if options.only in case.name:
+            rows.append(measured(case, options.cache))
+            print(line(rows[-1]), flush=True)
+            torch.cuda.empty_cache()
+    beside = [row["peers"]["Triton"] / row["ours"] for row in rows if "Triton" in row["peers"]]
+    if beside:
+        mean = math.exp(statistics.fmean(map(math.log, beside)))
+        print(f"geometric mean beside Triton, {len(beside)} cases: {mean:.2f}")
     if options.json:
-        named = [
-            {
-                "case": row["name"], "unit": "us", "ours": row["us"], "peers": {row["peer_name"]: row["peer_us"]},
-                "floor": row["floor_us"], "error": row["error"],
-            }
-            for row in rows
-        ]  # fmt: skip
-        options.json.write_text(json.dumps(named, indent=1) + "\n")
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.plot:
+        options.plot.write_text(plot(rows))
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row as text: times, then how many times faster than each peer."""
+    peers = "  ".join(f"{name} {us:8.1f} ({us / row['ours']:.3f})" for name, us in row["peers"].items())
+    return f"{row['case']:34} ours {row['ours']:8.1f} us  {peers}  floor {row['floor']:.1f}  error {row['error']:.1e}"
 
 
 def cases(*, quick: bool) -> list[Callable[[], Case]]:
-    """Every case, made when its turn comes: arrays of one at a time."""
+    """Every case, made when its turn comes."""
     found: list[Callable[[], Case]] = []
-    for shape in PRODUCTS[:3] if quick else PRODUCTS:
+    for shape in PRODUCTS[::3] if quick else PRODUCTS:
         found.append(lambda shape=shape: product_case(*shape))
     for width in (128, 64):
         for length in (1024, 4096) if quick else LENGTHS:
             for causal in (False, True):
                 found.append(lambda width=width, length=length, causal=causal: attention_case(width, length, causal))
+    for batch, keys in CACHES[::3] if quick else CACHES:
+        found.append(lambda batch=batch, keys=keys: decode_case(batch, keys))
+    for kind in ("rmsnorm", "layernorm", "softmax", "swiglu", "rope"):
+        found.append(lambda kind=kind: row_case(kind))
     return found
 
 
 def measured(case: Case, cache: Path) -> dict[str, Any]:
-    """The row of a case. ValueError when the results differ."""
+    """The row of a case. ValueError when a result differs from the first peer's."""
     kernel = compile_cuda(case.spec, label="Benchmark", cache_directory=cache)
     launch = Launcher(kernel)
 
-    def ours() -> None:
-        launch(case.arrays, stream=torch.cuda.current_stream().cuda_stream)
+    def ours(arrays: Arrays) -> None:
+        launch(arrays, stream=torch.cuda.current_stream().cuda_stream)
 
-    case.arrays[case.output].fill_(float("nan"))
-    ours()
-    expected = case.peer().float()
-    error = float((case.arrays[case.output].float() - expected).norm() / expected.norm())
-    if not error < TOLERANCE:
-        raise ValueError(f"{case.name}: the results differ by {error:.2e} of the norm")
-    peer_ms, ours_ms = interleaved([replay(case.peer), replay(ours)])
+    sets = [arrays_of(case.spec) for _ in range(1 if case.flops else max(2, math.ceil(L2_BYTES / case.bytes)))]
+    error = checked(case, ours, sets[0]) if case.compared else math.nan
+    runs = {"ours": ours, **case.peers}
+    times = interleaved([replay(run, sets) for run in runs.values()])
+    us = {name: ms / len(sets) * 1e3 for name, ms in zip(runs, times, strict=True)}
     return {
-        "name": case.name, "peer_name": case.peer_name, "peer_us": peer_ms * 1e3, "us": ours_ms * 1e3,
-        "floor_us": case.flops / PEAK * 1e6,
-        "peer_tflops": case.flops / peer_ms / 1e9, "tflops": case.flops / ours_ms / 1e9, "ratio": peer_ms / ours_ms,
-        "error": error, "why": kernel.why,
+        "case": case.name, "unit": "us", "ours": us.pop("ours"), "peers": us, "floor": case.floor_us, "error": error,
+        "why": kernel.why,
     }  # fmt: skip
 
 
-def replay(run: Callable[[], Any]) -> Callable[[], None]:
-    """One call as a CUDA graph."""
-    run()
+def checked(case: Case, ours: Callable[[Arrays], None], arrays: Arrays) -> float:
+    """Our error against the first peer, of the norm; the others' are checked as well."""
+    reference, *others = case.peers.items()
+    expected = reference[1](arrays).float().clone()
+    errors: list[float] = []
+    for name, run in (*others, ("ours", ours)):
+        arrays[case.output].fill_(math.nan)
+        run(arrays)
+        errors.append(float((arrays[case.output].float() - expected).norm() / expected.norm()))
+        if not errors[-1] < TOLERANCE:
+            raise ValueError(f"{case.name}: {name} differs from {reference[0]} by {errors[-1]:.2e} of the norm")
+    return errors[-1]
+
+
+def replay(run: Callable[[Arrays], Any], sets: list[Arrays]) -> Callable[[], None]:
+    """One call per set of inputs as a CUDA graph."""
+    for arrays in sets:
+        run(arrays)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run()
+        for arrays in sets:
+            run(arrays)
     return graph.replay
 
 
@@ -137,12 +191,17 @@ def elapsed(run: Callable[[], None], repeats: int) -> float:
     return start.elapsed_time(stop) / repeats
 
 
-def random_array(*shape: int) -> Any:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+def arrays_of(spec: Spec) -> Arrays:
+    """Random inputs, and room for the outputs."""
+    types = {DType.BF16: torch.bfloat16, DType.F16: torch.float16}
+    return {
+        one.name: torch.randn(*[int(str(dim)) for dim in one.shape], device="cuda", dtype=types[one.dtype])
+        for one in (*spec.inputs, *outputs_of(spec))
+    }
 
 
-def tensor(name: str, *shape: int) -> Tensor:
-    return Tensor(name, DType.BF16, tuple(const(dim) for dim in shape))
+def tensor(name: str, *shape: int, dtype: DType = DType.BF16) -> Tensor:
+    return Tensor(name, dtype, tuple(const(dim) for dim in shape))
 
 
 def axes(**extents: int) -> tuple[Var, ...]:
@@ -150,45 +209,121 @@ def axes(**extents: int) -> tuple[Var, ...]:
 
 
 def product_case(rows: int, columns: int, depth: int) -> Case:
-    """C = A · Bᵀ, both contiguous along the depth."""
+    """C = A · Bᵀ, both contiguous along the depth; what few rows make a matter of bandwidth is counted in bytes."""
     x, w, y = tensor("x", rows, depth), tensor("w", columns, depth), tensor("y", rows, columns)
     g, m, n, k = axes(g=1, m=rows, n=columns, k=depth)
     acc = Var("acc", DType.F32)
     result = Result(Place(y, (g, m, n), (m, n)), cast(acc, DType.BF16))
     left, right = View("left", (g, m, k), Load(x, (m, k))), View("right", (g, k, n), Load(w, (n, k)))
     spec = ContractionSpec((x, w), left, right, acc, (result,))
-    arrays = {"x": random_array(rows, depth), "w": random_array(columns, depth), "y": random_array(rows, columns)}
-    room = torch.empty_like(arrays["y"])
-    return Case(
-        f"product {rows} x {columns} x {depth}", spec, arrays, "y", "cuBLAS",
-        lambda: torch.mm(arrays["x"], arrays["w"].T, out=room), 2.0 * rows * columns * depth,
-    )  # fmt: skip
+    flops = 2.0 * rows * columns * depth if rows > 64 else 0.0
+    moved = 0.0 if flops else 2.0 * (rows * depth + columns * depth + rows * columns)
+    peers = {"cuBLAS": lambda a: torch.mm(a["x"], a["w"].T, out=a["y"])}
+    return Case(f"product {rows} x {columns} x {depth}", spec, peers, flops, moved)
+
+
+def attention_of(shape: tuple[int, ...], keys: tuple[int, ...], dtype: DType, causal: bool) -> AttentionSpec:
+    """Attention of [B, H, S, D] over keys of [B, H', K, D]."""
+    q, o = (tensor(name, *shape, dtype=dtype) for name in "qo")
+    k, v = (tensor(name, *keys, dtype=dtype) for name in "kv")
+    b, h, i, j, d, e = axes(b=shape[0], h=shape[1], i=shape[2], j=keys[2], d=shape[3], e=shape[3])
+    raw, acc = Var("raw", DType.F32), Var("acc", DType.F32)
+    score: Expr = raw * const(shape[3] ** -0.5, DType.F32)
+    if causal:
+        score = select(binary("le", j, i), score, const(-float("inf"), DType.F32))
+    group = binary("floordiv", h, const(shape[1] // keys[1])) if shape[1] != keys[1] else h
+    result = Result(Place(o, (b, h, i, e), (b, h, i, e)), cast(acc, dtype))
+    views = (View("query", (b, h, i, d), Load(q, (b, h, i, d))), View("key", (b, h, j, d), Load(k, (b, group, j, d))),
+             View("value", (b, h, j, e), Load(v, (b, group, j, e))))  # fmt: skip
+    return AttentionSpec((q, k, v), *views, raw, (b, h, i, j), score, acc, (result,))
+
+
+def cudnn(arrays: Arrays, *, causal: bool = False, grouped: bool = False) -> Any:
+    with attention_backends.sdpa_kernel(attention_backends.SDPBackend.CUDNN_ATTENTION):
+        return torch.nn.functional.scaled_dot_product_attention(
+            arrays["q"], arrays["k"], arrays["v"], is_causal=causal, enable_gqa=grouped
+        )
 
 
 def attention_case(width: int, length: int, causal: bool) -> Case:
     """Self-attention of `TOKENS` tokens in rows of `length`."""
     shape = (TOKENS // length, MODEL // width, length, width)
-    q, k, v, o = (tensor(name, *shape) for name in "qkvo")
-    b, h, i, j, d, e = axes(b=shape[0], h=shape[1], i=length, j=length, d=width, e=width)
-    raw, acc = Var("raw", DType.F32), Var("acc", DType.F32)
-    score: Expr = raw * const(width**-0.5, DType.F32)
-    if causal:
-        score = select(binary("le", j, i), score, const(-float("inf"), DType.F32))
-    result = Result(Place(o, (b, h, i, e), (b, h, i, e)), cast(acc, DType.BF16))
-    views = (View("query", (b, h, i, d), Load(q, (b, h, i, d))), View("key", (b, h, j, d), Load(k, (b, h, j, d))),
-             View("value", (b, h, j, e), Load(v, (b, h, j, e))))  # fmt: skip
-    spec = AttentionSpec((q, k, v), *views, raw, (b, h, i, j), score, acc, (result,))
-    arrays = {name: random_array(*shape) for name in "qkvo"}
-
-    def peer() -> Any:
-        with attention_backends.sdpa_kernel(attention_backends.SDPBackend.CUDNN_ATTENTION):
-            return torch.nn.functional.scaled_dot_product_attention(
-                arrays["q"], arrays["k"], arrays["v"], is_causal=causal
-            )
-
+    peers: dict[str, Callable[[Arrays], Any]] = {
+        "cuDNN": lambda a: cudnn(a, causal=causal),
+        "Triton": lambda a: triton_kernels.attention(a["q"], a["k"], a["v"], a["o"], causal),
+    }
     flops = 4.0 * TOKENS * MODEL * length * (0.5 if causal else 1.0)
     name = f"attention D={width} S={length}{' causal' if causal else ''}"
-    return Case(name, spec, arrays, "o", "cuDNN", peer, flops)
+    return Case(name, attention_of(shape, shape, DType.BF16, causal), peers, flops=flops)
+
+
+def decode_case(batch: int, keys: int) -> Case:
+    """One query per head over a cache that groups of heads share."""
+    spec = attention_of((batch, HEADS, 1, WIDTH), (batch, SHARED, keys, WIDTH), DType.F16, causal=False)
+    peers: dict[str, Callable[[Arrays], Any]] = {
+        "cuDNN": lambda a: cudnn(a, grouped=True),
+        "Triton": lambda a: triton_kernels.decode(a["q"], a["k"], a["v"], a["o"]),
+    }
+    return Case(f"decode B={batch} K={keys}", spec, peers, bytes=4.0 * batch * SHARED * keys * WIDTH)
+
+
+def row_case(kind: str) -> Case:
+    """A program over rows of `COLUMNS`, or of heads for the rotary embedding; a copy moves as many bytes."""
+    rows, columns = (ROWS * COLUMNS // WIDTH, WIDTH) if kind == "rope" else (ROWS, COLUMNS)
+    r, c = axes(r=rows, c=columns)
+    x, y = tensor("x", rows, columns), tensor("y", rows, columns)
+    inputs, steps, value = [x], list[Step](), cast(Load(x, (r, c)), DType.F32)
+    size = float(columns)
+
+    def more(name: str, *shape: int) -> Expr:
+        inputs.append(tensor(name, *shape))
+        index = {1: (c,), 2: (r % POSITIONS if kind == "rope" else r, c)}[len(shape)]
+        return cast(Load(inputs[-1], index), DType.F32)
+
+    def step(name: str, how: str, what: Expr) -> Expr:
+        steps.append(Step(Var(name, DType.F32), how, what))
+        return steps[-1].var
+
+    match kind:
+        case "rmsnorm":
+            scale = unary("rsqrt", step("squares", "sum", value * value) / size + 1e-5)
+            result = value * scale * more("weight", columns)
+        case "layernorm":
+            centred = step("centred", "tile", value - step("total", "sum", value) / size)
+            scale = unary("rsqrt", step("squares", "sum", centred * centred) / size + 1e-5)
+            result = centred * scale * more("weight", columns) + more("bias", columns)
+        case "softmax":
+            weight = step("weight", "tile", unary("exp", value - step("top", "max", value)))
+            result = weight / step("total", "sum", weight)
+        case "swiglu":
+            result = value * unary("sigmoid", value) * more("up", rows, columns)
+        case _:
+            half = columns // 2
+            other = select(binary("lt", c, const(half)), unary("neg", cast(Load(x, (r, c + half)), DType.F32)),
+                           cast(Load(x, (r, c - half)), DType.F32))  # fmt: skip
+            result = value * more("cos", POSITIONS, columns) + other * more("sin", POSITIONS, columns)
+    spec = RowSpec(tuple(inputs), r, c, tuple(steps), (Result(Place(y, (r, c), (r, c)), cast(result, DType.BF16)),))
+    streams = 3 if kind == "swiglu" else 2
+    peers = {"copy": (lambda a: a["y"].copy_(a["x"])) if streams == 2 else _copy_of_three}
+    return Case(f"rows {kind}", spec, peers, bytes=2.0 * streams * rows * columns, compared=False)
+
+
+def _copy_of_three(arrays: Arrays) -> Any:
+    return torch.add(arrays["x"], arrays["up"], out=arrays["y"])  # two read, one written
+
+
+def plot(rows: list[dict[str, Any]]) -> str:
+    """Bars of how many times faster than each peer, as SVG."""
+    bars = [(row["case"], name, us / row["ours"]) for row in rows for name, us in row["peers"].items()]
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="820" height="{20 + 16 * len(bars)}" font-size="11">']
+    for number, (case, name, ratio) in enumerate(bars):
+        at = 14 + 16 * number
+        colour = "#4a7" if ratio >= 1 else "#c75"
+        lines.append(f'<text x="4" y="{at + 10}">{case} / {name}</text>')
+        lines.append(f'<rect x="300" y="{at}" width="{150 * min(ratio, 3):.0f}" height="12" fill="{colour}"/>')
+        lines.append(f'<text x="{304 + 150 * min(ratio, 3):.0f}" y="{at + 10}">{ratio:.2f}</text>')
+    end = 20 + 16 * len(bars)
+    return "\n".join([*lines, f'<line x1="450" x2="450" y1="10" y2="{end}" stroke="#333"/>', "</svg>", ""])
 
 
 if __name__ == "__main__":

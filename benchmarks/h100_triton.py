@@ -1,0 +1,106 @@
+# ruff: noqa: ANN001, ANN201, ANN202
+# pyright: basic
+"""Triton's side of the comparison: attention and decode as its users write them, tuned over a few configurations."""
+
+import torch
+import triton
+import triton.language as tl
+
+LOG2E = 1.4426950408889634
+CONFIGS = [
+    triton.Config({"BM": 128, "BN": keys}, num_warps=warps, num_stages=stages)
+    for keys, warps, stages in ((64, 4, 3), (64, 8, 3), (128, 8, 2), (128, 8, 3))
+]
+
+
+@triton.jit
+def _tiles(q, k_rows, v_rows, top, total, out, rows, first, last, D: tl.constexpr, BN: tl.constexpr,
+           MASKED: tl.constexpr):  # fmt: skip
+    columns, depth = tl.arange(0, BN), tl.arange(0, D)
+    for start in range(first, last, BN):
+        keys = start + columns
+        k = tl.load(k_rows + keys[:, None] * D + depth[None, :])
+        scores = tl.dot(q, tl.trans(k))
+        if MASKED:
+            scores = tl.where(keys[None, :] <= rows[:, None], scores, -float("inf"))
+        new = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        rescale = tl.exp2(top - new)
+        total = total * rescale + tl.sum(weights, 1)
+        v = tl.load(v_rows + keys[:, None] * D + depth[None, :])
+        out = tl.dot(weights.to(v.dtype), v, out * rescale[:, None])
+        top = new
+    return top, total, out
+
+
+@triton.autotune(CONFIGS, key=["length", "CAUSAL", "D"])
+@triton.jit
+def _attention(q_at, k_at, v_at, o_at, scale, length, D: tl.constexpr, CAUSAL: tl.constexpr, BM: tl.constexpr,
+               BN: tl.constexpr):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64) * length * D
+    rows, depth = tile * BM + tl.arange(0, BM), tl.arange(0, D)
+    q = tl.load(q_at + head + rows[:, None] * D + depth[None, :])
+    q = (q * scale).to(q.dtype)
+    top, total = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    out = tl.zeros([BM, D], tl.float32)
+    whole = tile * BM if CAUSAL else length
+    top, total, out = _tiles(q, k_at + head, v_at + head, top, total, out, rows, 0, whole, D, BN, False)
+    if CAUSAL:
+        top, total, out = _tiles(q, k_at + head, v_at + head, top, total, out, rows, whole, whole + BM, D, BN, True)
+    tl.store(o_at + head + rows[:, None] * D + depth[None, :], (out / total[:, None]).to(o_at.dtype.element_ty))
+
+
+def attention(q, k, v, out, causal):
+    """Self-attention of [B, H, S, D]; S a multiple of 128."""
+    batch, heads, length, width = q.shape
+
+    def grid(meta):
+        return length // meta["BM"], batch * heads
+
+    _attention[grid](q, k, v, out, width**-0.5 * LOG2E, length, width, causal)
+    return out
+
+
+@triton.jit
+def _part(q_at, k_at, v_at, parts_at, top_at, total_at, scale, keys, each, GROUP: tl.constexpr, D: tl.constexpr,
+          BN: tl.constexpr):  # fmt: skip
+    head, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    rows, depth = tl.arange(0, 16), tl.arange(0, D)
+    q = tl.load(q_at + head * GROUP * D + rows[:, None] * D + depth[None, :], mask=rows[:, None] < GROUP, other=0.0)
+    q = (q * scale).to(q.dtype)
+    base = head.to(tl.int64) * keys * D
+    top, total = tl.full([16], -float("inf"), tl.float32), tl.zeros([16], tl.float32)
+    out = tl.zeros([16, D], tl.float32)
+    first, last = part * each, (part + 1) * each
+    top, total, out = _tiles(q, k_at + base, v_at + base, top, total, out, rows, first, last, D, BN, False)
+    at = (head * parts + part) * 16 + rows
+    tl.store(parts_at + at[:, None] * D + depth[None, :], out)
+    tl.store(top_at + at, top)
+    tl.store(total_at + at, total)
+
+
+@triton.jit
+def _joined(parts_at, top_at, total_at, o_at, GROUP: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr):
+    head, row = tl.program_id(0), tl.program_id(1)
+    part, depth = tl.arange(0, PARTS), tl.arange(0, D)
+    at = (head * PARTS + part) * 16 + row
+    top = tl.load(top_at + at)
+    weights = tl.exp2(top - tl.max(top, 0))
+    total = tl.sum(tl.load(total_at + at) * weights, 0)
+    out = tl.sum(tl.load(parts_at + at[:, None] * D + depth[None, :]) * weights[:, None], 0)
+    tl.store(o_at + (head * GROUP + row) * D + depth, (out / total).to(o_at.dtype.element_ty))
+
+
+def decode(q, k, v, out):
+    """One query per head of [B, H, 1, D] over [B, H / 4, K, D]: parts of the keys, then their sum."""
+    batch, shared, keys, width = k.shape
+    group = q.shape[1] // shared
+    parts = 1
+    while batch * shared * parts < 264 and keys // (parts * 2) >= 256:
+        parts *= 2
+    room = torch.empty(batch * shared * parts * 16, width, device=q.device)
+    tops, totals = (torch.empty(batch * shared * parts * 16, device=q.device) for _ in range(2))
+    grid = (batch * shared, parts)
+    _part[grid](q, k, v, room, tops, totals, width**-0.5 * LOG2E, keys, keys // parts, group, width, 64, num_stages=4)
+    _joined[(batch * shared, group)](room, tops, totals, out, group, width, parts)
+    return out
