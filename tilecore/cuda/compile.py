@@ -20,7 +20,6 @@ from tilecore.cuda.recommend import Choice, choices
 from tilecore.cuda.roles import infer_roles
 from tilecore.cuda.row_plan import RowPlan, plan_rows
 from tilecore.cuda.scales import keep_scale
-from tilecore.ir import Store, statements
 from tilecore.library import kernel_for
 from tilecore.trace import trace
 from tilecore.verify import verify
@@ -94,9 +93,6 @@ def generate(spec: Spec, choice: Choice, *, label: str, profile: GpuProfile = H1
     function, operands = kernel_for(spec)
     program = keep_scale(trace(function, inputs=spec.inputs, operands=operands, extents=choice.config))
     verify(program)
-    for stmt in statements(program.body):
-        if isinstance(stmt, Store) and (stmt.guard is not None or stmt.update):
-            raise CudaError(f"a guarded or joined store to {stmt.target.name} has no CUDA form yet")
     if isinstance(spec, RowSpec):
         plan = plan_rows(program, profile, threads=choice.threads)
         text = emit_rows(plan, PLACEHOLDER)

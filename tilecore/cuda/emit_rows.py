@@ -131,6 +131,8 @@ class _Rows:
 
     def _store(self, stmt: Parallel, store: Store, total: str) -> list[str]:
         self._check_own(stmt, store)
+        if store.guard is not None or store.update:
+            raise CudaError(f"a store to {store.target.name} that joins or is guarded has no CUDA form yet")
         value = canonical(self.plan, stmt, store.value)
         if isinstance(store.target, Buffer):
             values, head = self._columns(value)
