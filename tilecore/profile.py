@@ -69,6 +69,7 @@ PROFILES: tuple[HardwareProfile, ...] = (
     HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6, 3.6e9, 32),
     HardwareProfile("graviton3", _ARM, 2, 64 << 10, 1 << 20, 32 << 20, 4.0, 48, 32, 12, 8, 2.6e9, 64, 32),
 )
+INTEL = ("sapphire-rapids", "avx2-desktop")  # the rows that Intel's processors without one of their own are most like
 
 
 def profile_named(name: str) -> HardwareProfile:
@@ -82,7 +83,8 @@ def profile_named(name: str) -> HardwareProfile:
 def detect_profile() -> HardwareProfile:
     """This machine: the table's row for its best target, with the cores and caches that the system reports."""
     target = detect_target()
-    base = next(profile for profile in PROFILES if profile.target == target)
+    rows = [profile for profile in PROFILES if profile.target == target]
+    base = next((row for row in rows if row.name in INTEL and _cpu_line("vendor_id") == "GenuineIntel"), rows[0])
     found = {level: cache_size(level) for level in (1, 2, 3)}
     return replace(
         base,

@@ -26,6 +26,8 @@ from tilecore.target import Target
 
 NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
 TASK_CYCLES = 1500.0  # of starting a grid point: its offsets, first touches and last stores
+ROW_TASK_CYCLES = 100.0  # of a task of a row program: it makes no panels and has no accumulators
+HIDDEN = 0.75  # share of the shorter of two things at once that the longer one hides
 CALL_CYCLES = 30.0  # of one register tile: its call, and its accumulators' first and last access
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
@@ -182,8 +184,8 @@ def _cost(spec: Spec, config: Mapping[str, int], machine: Machine) -> Candidate:
 
 
 def _overlap(work: float, traffic: float) -> float:
-    """Two things that run at once: the longer one, and a quarter of the other, which it does not hide."""
-    return max(work, traffic) + 0.25 * min(work, traffic)
+    """Two things that run at once: the longer one, and what it does not hide of the other."""
+    return max(work, traffic) + (1 - HIDDEN) * min(work, traffic)
 
 
 def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
@@ -278,12 +280,13 @@ def _row(spec: RowSpec, config: Mapping[str, int], machine: Machine) -> Candidat
     rows, columns = machine.size(extent_of(spec.row)), machine.size(extent_of(spec.column))
     tiles = 1 + sum(step.kind == "tile" for step in spec.steps)
     block = config["block_m"]
-    footprint = 4 * columns * tiles * min(block, rows)
+    streams = tiles + len(spec.inputs) + len(spec.outputs)  # what passes a cache between two uses of a tile's row
+    footprint = 4 * columns * streams * min(block, rows)
     passes = 2 + len(spec.steps) + len(spec.outputs)
-    per_task = 4 * columns * block * passes / machine.rate(footprint) + TASK_CYCLES
+    per_task = 4 * columns * block * passes / machine.rate(footprint) + ROW_TASK_CYCLES
     tasks = -(-rows // block)
     own = 4 * columns * rows * passes / machine.profile.l1_bytes / machine.profile.cores
-    why = f"{footprint >> 10} KiB of tiles, {tasks} tasks"
+    why = f"{footprint >> 10} KiB of rows, {tasks} tasks"
     cycles = machine.spread(tasks, per_task)
     return Candidate(config, cycles / max(own, 1.0), why, "", cycles)
 
