@@ -114,6 +114,10 @@ class Element:
         """The value of an attribute, or `default`."""
         return attribute(self.node, name, default)
 
+    def number(self, name: str, default: float) -> float:
+        """The value of a float attribute, or `default`: float32 in either case, which a float64 result shows."""
+        return number(self.node, name, default)
+
     def integers(self, position: int) -> tuple[Expr, ...]:
         """Input `position` as known integers (a flat tuple). LiftError when its content is not known."""
         content = content_of(self.operand(position), self.shapes)
@@ -131,6 +135,11 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     """The value of attribute `name` of `node`, or `default` when it is not set."""
     found = node.attributes.get(name)
     return default if found is None or found.value is None else found.value
+
+
+def number(node: ir.Node, name: str, default: float) -> float:
+    """The value of a float attribute of `node`, or `default`; ONNX has both in float32."""
+    return float(np.float32(attribute(node, name, default)))
 
 
 def shape_of(value: ir.Value, shapes: Shapes) -> Shape:

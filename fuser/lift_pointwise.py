@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from functools import reduce
 
+import numpy as np
+
 from fuser.element import Element
 from fuser.quantized import dequantize, quantize, quantized_pair, quantized_unary
 from tilecore.contract.dtype import from_onnx
@@ -146,7 +148,7 @@ def _with_bias(function: Callable[[Expr], Expr]) -> Rule:
 def _swish(default: float) -> Rule:
     def rule(e: Element) -> Expr:
         x = e.broadcast(0)
-        return x * unary("sigmoid", x * float(e.attribute("alpha", default)))
+        return x * unary("sigmoid", x * e.number("alpha", default))
 
     return rule
 
@@ -157,7 +159,7 @@ def _positive(x: Expr) -> Expr:
 
 def _leaky(e: Element) -> Expr:
     x = e.broadcast(0)
-    return select(binary("lt", x, _number(0, x)), x * float(e.attribute("alpha", 0.01)), x)
+    return select(binary("lt", x, _number(0, x)), x * e.number("alpha", 0.01), x)
 
 
 def _prelu(e: Element) -> Expr:
@@ -167,17 +169,17 @@ def _prelu(e: Element) -> Expr:
 
 def _elu(e: Element) -> Expr:
     x = e.broadcast(0)
-    return select(binary("lt", x, _number(0, x)), (unary("exp", x) - 1.0) * float(e.attribute("alpha", 1.0)), x)
+    return select(binary("lt", x, _number(0, x)), (unary("exp", x) - 1.0) * e.number("alpha", 1.0), x)
 
 
 def _selu(e: Element) -> Expr:
     x = e.broadcast(0)
-    alpha, gamma = float(e.attribute("alpha", 1.67326319)), float(e.attribute("gamma", 1.05070102))
+    alpha, gamma = e.number("alpha", 1.67326319), e.number("gamma", 1.05070102)
     return select(_positive(x), x, unary("exp", x) * alpha - alpha) * gamma
 
 
 def _celu(e: Element) -> Expr:
-    x, alpha = e.broadcast(0), float(e.attribute("alpha", 1.0))
+    x, alpha = e.broadcast(0), e.number("alpha", 1.0)
     negative = (unary("exp", x / alpha) - 1.0) * alpha
     return binary("max", x, _number(0, x)) + binary("min", negative, _number(0, x))
 
@@ -187,7 +189,7 @@ def _hard_sigmoid(x: Expr, alpha: float, beta: float) -> Expr:
 
 
 def _hard_sigmoid_rule(e: Element) -> Expr:
-    return _hard_sigmoid(e.broadcast(0), float(e.attribute("alpha", 0.2)), float(e.attribute("beta", 0.5)))
+    return _hard_sigmoid(e.broadcast(0), e.number("alpha", 0.2), e.number("beta", 0.5))
 
 
 def _softplus(x: Expr) -> Expr:
@@ -196,11 +198,11 @@ def _softplus(x: Expr) -> Expr:
 
 def _thresholded_relu(e: Element) -> Expr:
     x = e.broadcast(0)
-    return select(binary("gt", x, _number(float(e.attribute("alpha", 1.0)), x)), x, _number(0, x))
+    return select(binary("gt", x, _number(e.number("alpha", 1.0), x)), x, _number(0, x))
 
 
 def _shrink(e: Element) -> Expr:
-    x, bias, lambd = e.broadcast(0), float(e.attribute("bias", 0.0)), float(e.attribute("lambd", 0.5))
+    x, bias, lambd = e.broadcast(0), e.number("bias", 0.0), e.number("lambd", 0.5)
     high = select(binary("gt", x, _number(lambd, x)), x - bias, _number(0, x))
     return select(binary("lt", x, _number(-lambd, x)), x + bias, high)
 
@@ -214,7 +216,7 @@ def _batch_norm(e: Element) -> Expr:
         raise e.error("training mode changes the running statistics")
     x = e.read(0, e.index)
     scale, bias, mean, variance = (e.read(i, (e.index[1],)) for i in (1, 2, 3, 4))
-    return (x - mean) / unary("sqrt", variance + float(e.attribute("epsilon", 1e-5))) * scale + bias
+    return (x - mean) / unary("sqrt", variance + e.number("epsilon", 1e-5)) * scale + bias
 
 
 POINTWISE: dict[str, Rule] = {
@@ -269,7 +271,7 @@ POINTWISE: dict[str, Rule] = {
     "Relu": _of(lambda x: binary("max", x, _number(0, x))),
     "Gelu": _gelu,
     "Swish": _swish(1.0),
-    "HardSwish": _of(lambda x: x * _hard_sigmoid(x, 1 / 6, 0.5)),
+    "HardSwish": _of(lambda x: x * _hard_sigmoid(x, float(np.float32(1 / 6)), 0.5)),
     "HardSigmoid": _hard_sigmoid_rule,
     "LeakyRelu": _leaky,
     "PRelu": _prelu,
@@ -295,7 +297,7 @@ CONTRIB: dict[str, Rule] = {  # domain com.microsoft
     "QLinearMul": quantized_pair("mul"),
     "QLinearSigmoid": quantized_unary(lambda e, x: unary("sigmoid", x)),
     "QLinearLeakyRelu": quantized_unary(
-        lambda e, x: select(binary("lt", x, _number(0, x)), x * float(e.attribute("alpha", 0.01)), x)
+        lambda e, x: select(binary("lt", x, _number(0, x)), x * e.number("alpha", 0.01), x)
     ),
     "DequantizeLinear": dequantize,
     "QuantizeLinear": quantize,

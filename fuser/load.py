@@ -73,9 +73,48 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     try:
         if ours:
             return inliner.inline_selected_functions(proto, ours, exclude=True)
-        return inliner.inline_local_functions(proto, convert_version=True)
-    except (RuntimeError, ValueError) as error:
+        if all(_opset(function) == _opset(proto) for function in proto.functions):
+            return inliner.inline_local_functions(proto)
+        typed = onnx.shape_inference.infer_shapes(proto)  # the conversion asks for the types of what a call is given
+        converted = inliner.inline_local_functions(typed, convert_version=True)
+        _tell_apart(converted.graph.node)
+        return converted
+    except (RuntimeError, ValueError, onnx.shape_inference.InferenceError) as error:
         raise LoadError(f"its model-local functions cannot be inlined: {_first_line(error)}") from error
+
+
+def _tell_apart(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Rename what is defined again: onnx's conversion uses one new name in every call of a function that it converts.
+
+    Calls stand one after the other, so that a name means what was last defined under it.
+    """
+    taken: set[str] = set()
+    current: dict[str, str] = {}
+    for node in nodes:
+        _read_current(node, current)
+        for position, name in enumerate(node.output):
+            new, number = name, 1
+            while name and new in taken:
+                new, number = f"{name}.{number}", number + 1
+            taken.add(new)
+            if new != name:
+                current[name] = node.output[position] = new
+
+
+def _read_current(node: onnx.NodeProto, current: Mapping[str, str]) -> None:
+    for position, name in enumerate(node.input):
+        node.input[position] = current.get(name, name)
+    for graph in _subgraphs(node):
+        own = _made_by(graph.node) | {value.name for value in (*graph.input, *graph.initializer)}
+        outer = {name: new for name, new in current.items() if name not in own}
+        for inner in graph.node:
+            _read_current(inner, outer)
+        for value in graph.output:
+            value.name = outer.get(value.name, value.name)
+
+
+def _opset(part: onnx.ModelProto | onnx.FunctionProto) -> int | None:
+    return next((entry.version for entry in part.opset_import if entry.domain in ("", "ai.onnx")), None)
 
 
 def _write_defaults(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fuser.element import Index, LiftError, attribute, broadcast_index, shape_of
+from fuser.element import Index, LiftError, attribute, broadcast_index, number, shape_of
 from fuser.frame import Rows
 from fuser.growth import Made
 from fuser.lift import Inliner
@@ -48,7 +48,7 @@ class Call:
 
     def number(self, name: str, default: float) -> float:
         """A float attribute."""
-        return float(attribute(self.node, name, default))
+        return number(self.node, name, default)
 
 
 def _wide(value: Expr) -> Expr:

@@ -98,7 +98,9 @@ def layer_normalization(form: Form, value: ir.Value, gamma: ir.Value, beta: ir.V
 def _mask_index(form: Form) -> ir.Value:
     """How many words each batch entry has: the number of ones in the mask; 0 without a mask."""
     if form.has(7):
+        ones = form.op("Equal", form.input(7), form.constant(np.array(1, np.int32)))
+        count = form.cast(ones, ir.DataType.INT32)
         if form.opset < 13:
-            return form.op("ReduceSum", form.input(7), axes=(1,), keepdims=0)
-        return form.op("ReduceSum", form.input(7), form.ints(1), keepdims=0)
+            return form.op("ReduceSum", count, axes=(1,), keepdims=0)
+        return form.op("ReduceSum", count, form.ints(1), keepdims=0)
     return form.op("ConstantOfShape", form.dim(form.input(0), 0), value=ir.tensor(np.zeros(1, np.int32)))

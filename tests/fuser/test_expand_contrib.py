@@ -111,6 +111,7 @@ def embedding(*more: Array | None, outputs: tuple[int, ...] = (0, 1)) -> Case:
 EMBEDDING: dict[str, Case] = {
     "plain": embedding(),
     "mask": embedding(np.array([[1, 1, 1, 0], [1, 1, 1, 1]], np.int32)),
+    "mask of other numbers": embedding(np.array([[2, 1, 0, 1], [-1, 5, 1, 0]], np.int32)),
     "positions": embedding(None, IDS % 8, outputs=(0, 1, 2)),
 }
 

@@ -231,6 +231,19 @@ def test_functions_of_another_opset_are_converted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(ir.to_proto(load(saved(tmp_path, original))), feeds)[0], np.full(3, 4))
 
 
+def test_functions_of_another_opset_may_read_each_other(tmp_path: Path) -> None:
+    header = '<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>\n'
+    old_function = """<domain: "acme", opset_import: ["" : 11]>
+        Share (p) => (r) { e = Exp(p) s = ReduceSum<axes = [1]>(e) r = Div(e, s) }"""
+    text = "agraph (float[n, 4] x) => (float[n, 4] y) { a = acme.Share(x) y = acme.Share(a) }\n"
+    feeds = {"x": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)}
+    wanted = feeds["x"].astype(np.float64)
+    for _ in range(2):
+        wanted = np.exp(wanted) / np.exp(wanted).sum(1, keepdims=True)
+    (found,) = run(ir.to_proto(load(saved(tmp_path, parse(text + old_function, header)))), feeds)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 def test_fused_nodes_are_left_alone(tmp_path: Path) -> None:
     header = '<ir_version: 8, opset_import: ["" : 17, "tilefuse" : 1, "acme" : 1]>\n'
     ours = FUNCTIONS.replace("acme", "tilefuse").replace("Gate", "Fused")

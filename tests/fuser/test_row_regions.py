@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import parser
 from region_oracle import Scanned, check_regions, scanned
 
 from models.graph import GraphWriter
+from tilecore.contract.evaluate import evaluate
 from tilecore.contract.spec import RowSpec
 
 
@@ -197,3 +199,14 @@ def test_what_a_chain_reads_twice_is_inside(tmp_path: Path) -> None:
     g.output("y", np.float32, ("batch", "seq", 8))
     found = scan_graph(g, tmp_path)
     assert len(found.regions[0].nodes) == 5
+
+
+def test_defaults_of_float_attributes_are_float32_in_float64_models(tmp_path: Path) -> None:
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        agraph (double[n, 4] x, double[4] scale) => (double[n, 4] y) { y = LayerNormalization(x, scale) }""")
+    (region,) = scanned(model, tmp_path).regions
+    x, scale = np.random.default_rng(0).normal(size=(3, 4)) / 100, np.ones(4)
+    centred = x - x.mean(1, keepdims=True)
+    wanted = centred / np.sqrt((centred**2).mean(1, keepdims=True) + np.float64(np.float32(1e-5)))
+    np.testing.assert_allclose(evaluate(region.spec, {"x": x, "scale": scale})["y"], wanted, rtol=1e-13)
