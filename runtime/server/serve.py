@@ -93,7 +93,7 @@ class RunningServer:
         self.repository = Repository()
         self._control: Control | None = None
         self._budget = Budget(options.in_flight_bytes)
-        self._service = InferenceService(
+        self.service = InferenceService(
             self.repository,
             byte_limit=options.transport.message_bytes,
             budget=self._budget,
@@ -110,7 +110,7 @@ class RunningServer:
         )
         self._tracer = make_tracer(options.trace_endpoint) if options.trace_endpoint else None
         observer = Observer(options.log_calls, self._tracer)
-        self._server.add_generic_rpc_handlers((inference_handlers(self._service, observer),))
+        self._server.add_generic_rpc_handlers((inference_handlers(self.service, observer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._health.set(health.OVERALL_HEALTH, NOT_SERVING)
         add_reflection(self._server)
@@ -143,9 +143,9 @@ class RunningServer:
                 LOG.error("%s", error)
         if options.control_mode == POLL:
             control.poll_every(options.poll_seconds)
-        self._service.control = control
+        self.service.control = control
         self._health.set(health.OVERALL_HEALTH, SERVING)
-        self._service.ready.set()
+        self.service.ready.set()
         LOG.info("ready")
 
     def drain(self) -> bool:
@@ -153,7 +153,7 @@ class RunningServer:
 
         Streams that wait for their client, and those that never end by themselves, such as health watches, are cut.
         """
-        self._service.ready.clear()
+        self.service.ready.clear()
         self._health.enter_graceful_shutdown()
         if self._control is not None:
             self._control.stop()
@@ -161,7 +161,7 @@ class RunningServer:
         self._server.stop(self.options.drain_seconds + 60)
         deadline = time.monotonic() + self.options.drain_seconds
         while self._busy() and time.monotonic() < deadline:
-            self._service.end_idle_streams()
+            self.service.end_idle_streams()
             time.sleep(0.02)
         lost = self._busy()
         self._server.stop(0).wait(1.0)
@@ -180,7 +180,7 @@ class RunningServer:
             options.status_port,
             repository=self.repository,
             budget=self._budget,
-            ready=self._service.ready.is_set,
+            ready=self.service.ready.is_set,
             version=installed_version(),
         )
         LOG.info("status page at http://%s:%d", options.status_host, status.port)
