@@ -1,9 +1,9 @@
-"""Fuses and verifies every model of a folder: python benchmarks/exports.py DIR [--quick] [--json FILE] [--only TEXT]
+"""Fuses and verifies every model of a folder: python benchmarks/exports.py DIR [--quick] [--scan] [--json FILE]
 
 In: a folder of ONNX files. Out: one row per model: nodes before and after, regions by kind, attention found and fused,
 the shares of floating-point operations and nodes inside regions, operators left that move data, the verdict with the
-largest relative error, and seconds. A model that cannot be fused or run is a row with the reason. The exit status is 1
-when a fused model is wrong or a region had to be left out.
+largest relative error, and seconds. `--scan` finds regions and compiles and runs nothing. A model that cannot be fused
+or run is a row with the reason. The exit status is 1 when a fused model is wrong or a region had to be left out.
 """
 
 import argparse
@@ -11,9 +11,15 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from fuser.coverage import coverage_of, workload_of
+from fuser.find import find
+from fuser.load import LoadError as ModelError
+from fuser.load import load
+from fuser.rewrite import Replacement, rewrite
 from runtime.compile import CompileError, optimize
 from runtime.inputs import InputError
 from runtime.options import Options
@@ -22,11 +28,12 @@ from runtime.session import LoadError
 from runtime.verify import VerifyError, verify
 
 QUICK = 6  # models, the smallest files first
+SCANNED = "not run"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One model's row. `verdict` is "ok", "wrong: …" or "failed: …"; `error` is relative to the output's own size."""
+    """One model's row. `verdict` is "ok", "not run", "wrong: …" or "failed: …"; `error` is relative to the output."""
 
     model: str
     verdict: str
@@ -47,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--quick", action="store_true", help=f"the {QUICK} smallest models only")
+    parser.add_argument("--scan", action="store_true", help="only find regions: no kernels, no cost model, no runs")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--only", default="", help="models whose file name contains this")
     arguments = parser.parse_args()
@@ -57,10 +65,11 @@ def main() -> None:
         models = sorted(models, key=lambda path: path.stat().st_size)[:QUICK]
     rows: list[Sweep] = []
     for model in models:
-        rows.append(sweep(model))
+        rows.append(survey(model) if arguments.scan else sweep(model))
         print(describe(rows[-1]), flush=True)
-    wrong = [row.model for row in rows if row.verdict != "ok"]
-    print(f"{len(rows) - len(wrong)} of {len(rows)} models are fused and right")
+    wrong = [row.model for row in rows if row.verdict not in ("ok", SCANNED)]
+    if not arguments.scan:
+        print(f"{len(rows) - len(wrong)} of {len(rows)} models are fused and right")
     if wrong:
         print(f"not: {', '.join(wrong)}")
     if arguments.json:
@@ -87,6 +96,37 @@ def sweep(model: Path) -> Sweep:
     )
     error = max((output.max_rel for output in verdict.outputs), default=None)
     return _row(model.name, report, words, error, time.monotonic() - start)
+
+
+def survey(model: Path) -> Sweep:
+    """The regions of one model, which is not run."""
+    start = time.monotonic()
+    try:
+        loaded = load(model)
+    except ModelError as error:
+        return Sweep(model.name, f"failed: {' '.join(str(error).split())[:300]}", time.monotonic() - start)
+    before = sum(1 for _ in loaded.graph.all_nodes())
+    found = find(loaded)
+    workload = workload_of(found.model, found.shapes)
+    parts = [Replacement(region, f"Fused{number}") for number, region in enumerate(found.regions)]
+    rewritten = rewrite(found.model, parts).model
+    coverage = coverage_of(workload, found.regions, rewritten)
+    kinds = dict(Counter(region.kind for region in found.regions))
+    fused = kinds.get("attention", 0)
+    return Sweep(
+        model.name,
+        SCANNED,
+        time.monotonic() - start,
+        nodes_before=before,
+        nodes_after=sum(1 for _ in rewritten.graph),
+        regions=kinds,
+        attention_found=fused + sum(miss.kind == "attention" for miss in found.misses),
+        attention_fused=fused,
+        flops=coverage.flops,
+        nodes=coverage.nodes,
+        movers=coverage.movers,
+        misses=tuple(f"{miss.kind} {miss.op} {miss.node}: {miss.reason}" for miss in found.misses),
+    )
 
 
 def _row(name: str, report: Report, verdict: str, error: float | None, seconds: float) -> Sweep:
