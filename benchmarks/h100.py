@@ -1,7 +1,7 @@
 """CUDA kernels beside torch's (cuBLAS, cuDNN) and Triton's on one card: correct first, then medians of interleaved
 graph replays.
 
-    python -m benchmarks.h100 [--quick] [--only WORD] [--json FILE] [--plot FILE] [--cache FOLDER]
+    python -m benchmarks.h100 [--quick] [--only WORD] [--json FILE] [--plot FILE]
 
 Inputs are random. Peers of a case take turns in shuffled order in one process, because the power cap moves clocks by
 more than kernels differ; a ratio is one of this run only. What is bound by memory takes turns over several sets of
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.options import Options
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
 from tilecore.contract.spec import (
@@ -64,7 +65,7 @@ class Case:
     peers: dict[str, Callable[[Arrays], Any]]
     flops: float = 0.0
     bytes: float = 0.0
-    compared: bool = True  # whether the first peer computes the same
+    reference: Callable[[Arrays], Any] | None = None  # where the first peer does not compute the same
 
     @property
     def output(self) -> str:
@@ -83,14 +84,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose names have this in them")
     parser.add_argument("--json", type=Path, help="where to write all figures")
     parser.add_argument("--plot", type=Path, help="where to draw the ratios, as SVG")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "tilefuse" / "cuda")
-    options = parser.parse_args()
+    options, environment = parser.parse_args(), Options.from_environment()
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     for make in cases(quick=options.quick):
         case = make()
         if options.only in case.name:
-            rows.append(measured(case, options.cache))
+            rows.append(measured(case, environment))
             print(line(rows[-1]), flush=True)
             torch.cuda.empty_cache()
     beside = [row["peers"]["Triton"] / row["ours"] for row in rows if "Triton" in row["peers"]]
@@ -125,16 +125,24 @@ def cases(*, quick: bool) -> list[Callable[[], Case]]:
     return found
 
 
-def measured(case: Case, cache: Path) -> dict[str, Any]:
+def measured(case: Case, environment: Options) -> dict[str, Any]:
     """The row of a case. ValueError when a result differs from the first peer's."""
-    kernel = compile_cuda(case.spec, label="Benchmark", cache_directory=cache)
+    cache = environment.cache / "cuda"
+    folder = environment.dump
+
+    def dump(name: str, text: str) -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+
+    kernel = compile_cuda(case.spec, label="Benchmark", cache_directory=cache, dump=dump)
     launch = Launcher(kernel)
 
     def ours(arrays: Arrays) -> None:
         launch(arrays, stream=torch.cuda.current_stream().cuda_stream)
 
     sets = [arrays_of(case.spec) for _ in range(1 if case.flops else max(2, math.ceil(L2_BYTES / case.bytes)))]
-    error = checked(case, ours, sets[0]) if case.compared else math.nan
+    error = checked(case, ours, sets[0])
     runs = {"ours": ours, **case.peers}
     times = interleaved([replay(run, sets) for run in runs.values()])
     us = {name: ms / len(sets) * 1e3 for name, ms in zip(runs, times, strict=True)}
@@ -147,6 +155,8 @@ def measured(case: Case, cache: Path) -> dict[str, Any]:
 def checked(case: Case, ours: Callable[[Arrays], None], arrays: Arrays) -> float:
     """Our error against the first peer, of the norm; the others' are checked as well."""
     reference, *others = case.peers.items()
+    if case.reference is not None:
+        reference, others = ("float32", case.reference), []
     expected = reference[1](arrays).float().clone()
     errors: list[float] = []
     for name, run in (*others, ("ours", ours)):
@@ -305,7 +315,24 @@ def row_case(kind: str) -> Case:
     spec = RowSpec(tuple(inputs), r, c, tuple(steps), (Result(Place(y, (r, c), (r, c)), cast(result, DType.BF16)),))
     streams = 3 if kind == "swiglu" else 2
     peers = {"copy": (lambda a: a["y"].copy_(a["x"])) if streams == 2 else _copy_of_three}
-    return Case(f"rows {kind}", spec, peers, bytes=2.0 * streams * rows * columns, compared=False)
+    return Case(f"rows {kind}", spec, peers, bytes=2.0 * streams * rows * columns, reference=REFERENCES[kind])
+
+
+def _rotated(arrays: Arrays) -> Any:
+    x, half = arrays["x"].float(), WIDTH // 2
+    cos, sin = (arrays[name].float().repeat(x.shape[0] // POSITIONS, 1) for name in ("cos", "sin"))
+    return x * cos + torch.cat([-x[:, half:], x[:, :half]], -1) * sin
+
+
+REFERENCES: dict[str, Callable[[Arrays], Any]] = {
+    "rmsnorm": lambda a: torch.nn.functional.rms_norm(a["x"].float(), (COLUMNS,), a["weight"].float(), 1e-5),
+    "layernorm": lambda a: torch.nn.functional.layer_norm(
+        a["x"].float(), (COLUMNS,), a["weight"].float(), a["bias"].float(), 1e-5
+    ),
+    "softmax": lambda a: torch.softmax(a["x"].float(), -1),
+    "swiglu": lambda a: torch.nn.functional.silu(a["x"].float()) * a["up"].float(),
+    "rope": _rotated,
+}
 
 
 def _copy_of_three(arrays: Arrays) -> Any:

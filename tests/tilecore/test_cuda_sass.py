@@ -56,6 +56,18 @@ def test_machine_code_has_what_the_kernel_is_made_of(
     assert not {"LDL", "STL", "HMMA"} & set(found)  # local memory, and products of single warps
 
 
+def test_a_dump_has_a_file_per_stage(object_cache: Path) -> None:
+    written: dict[str, str] = {}
+    pytest.importorskip("nvidia", reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
+    kernel = compile_cuda(ROWS, label="Kernel", cache_directory=object_cache, dump=written.__setitem__)
+    assert set(written) == {
+        f"{stage}_{kernel.name}.{end}"
+        for stage, end in (("30_program", "txt"), ("50_config", "txt"), ("70_kernel", "cu"), ("80_build", "log"))
+    }
+    assert written[f"70_kernel_{kernel.name}.cu"] == kernel.source
+    assert "0 bytes spilled" in written[f"80_build_{kernel.name}.log"]
+
+
 def test_products_are_issued_back_to_back(object_cache: Path, tmp_path: Path) -> None:
     """One step of 64 elements of the depth is four products, and nothing else multiplies."""
     kernel = built(PRODUCT, object_cache)

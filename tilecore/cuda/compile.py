@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tilecore.compile import Dump
 from tilecore.contract.spec import AttentionSpec, RowSpec, Spec, check
 from tilecore.cuda.emit_cuda import emit_cuda
 from tilecore.cuda.emit_rows import emit_rows
@@ -21,6 +22,7 @@ from tilecore.cuda.roles import infer_roles
 from tilecore.cuda.row_plan import RowPlan, plan_rows
 from tilecore.cuda.scales import keep_scale
 from tilecore.library import kernel_for
+from tilecore.printer import print_program
 from tilecore.trace import trace
 from tilecore.verify import verify
 
@@ -50,16 +52,32 @@ class CudaKernel:
 
 def compile_cuda(
     spec: Spec, *, label: str, cache_directory: Path, profile: GpuProfile = H100,
-    config: Mapping[str, int] | None = None, stages: int | None = None,
+    config: Mapping[str, int] | None = None, stages: int | None = None, dump: Dump | None = None,
 ) -> CudaKernel:  # fmt: skip
-    """The best candidate that fits and builds. CudaError lists why each one failed."""
+    """The best candidate that fits and builds. CudaError lists why each one failed.
+
+    `dump` receives the program, the text and the resource report of the kernel taken, each with a file name.
+    """
     refused: list[str] = []
     for choice in candidates(spec, profile, config=config, stages=stages):
         try:
-            return build(generate(spec, choice, label=label, profile=profile), cache_directory)
+            kernel = build(generate(spec, choice, label=label, profile=profile), cache_directory)
         except CudaError as error:
             refused.append(f"{dict(choice.config)}, {choice.stages} stages: {error}")
+            continue
+        if dump is not None:
+            _dump_stages(kernel, dump)
+        return kernel
     raise CudaError("\n".join(refused))
+
+
+def _dump_stages(kernel: CudaKernel, dump: Dump) -> None:
+    report = kernel.cubin.report
+    used = f"{report.registers} registers a thread at the start, {report.spills} bytes spilled"
+    dump(f"30_program_{kernel.name}.txt", print_program(kernel.plan.program))
+    dump(f"50_config_{kernel.name}.txt", kernel.why + "\n")
+    dump(f"70_kernel_{kernel.name}.cu", kernel.source)
+    dump(f"80_build_{kernel.name}.log", f"{used}, {kernel.plan.shared_bytes} bytes of shared memory\n")
 
 
 def candidates(
