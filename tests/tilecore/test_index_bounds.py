@@ -38,3 +38,16 @@ def test_rows_that_are_split_again_need_no_guard() -> None:
     tiled = start * 192 + Var("t", extent=binary("min", const(192), n * m - start * 192))
     assert nonnegative(n - 1 - floordiv(tiled, m))
     assert not nonnegative(n - 1)
+
+
+def test_panels_of_the_last_tile_stay_inside_the_matrix() -> None:
+    """A tile of 256 columns of 8000 has as many panels of 16 as there are left: a product reads them in place."""
+    tile = Var("n", extent=const(32))
+    live = binary("min", const(256), const(8000) - tile * 256)
+    panel = Var("p", extent=(live + 15) // 16)
+    assert nonnegative(const(499) - tile * 16 - panel)
+    assert not nonnegative(const(498) - tile * 16 - panel)
+    columns = Sym("columns")
+    some = Var("n", extent=(columns + 255) // 256)
+    panel = Var("p", extent=(binary("min", const(256), columns - some * 256) + 15) // 16)
+    assert nonnegative((columns + 15) // 16 - 1 - some * 16 - panel)

@@ -547,12 +547,23 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
     if isinstance(atom, Op) and atom.name == "mod" and _is_divisor(atom.args[1]):
         return (zero,), (atom.args[1] - 1,) + ((atom.args[0],) if nonnegative(atom.args[0]) else ())
     if isinstance(atom, Op) and atom.name == "floordiv" and nonnegative(atom.args[0]):
-        return (zero,), tuple(floordiv(high, atom.args[1]) for high in _upper_bounds(atom.args[0]))
+        highs = dict.fromkeys((*_above_minima(atom.args[0]), *_upper_bounds(atom.args[0])))
+        return (zero,), tuple(floordiv(high, atom.args[1]) for high in highs)
     if isinstance(atom, Op) and atom.name == "min":
         return (zero,) if all(nonnegative(arg) for arg in atom.args) else (), atom.args
     if isinstance(atom, Op) and atom.name == "max":
         return atom.args, ()
     return (), ()
+
+
+def _above_minima(expr: "Expr") -> tuple["Expr", ...]:
+    """Upper bounds of a sum with a minimum in it: with each of the minimum's arguments in its place."""
+    poly = polynomial(expr)
+    for term, amount in poly.items():
+        if len(term) == 1 and amount > 0 and isinstance(term[0], Op) and term[0].name == "min":
+            rest = {other: factor for other, factor in poly.items() if other != term}
+            return tuple(from_polynomial(_plus(rest, _times({(): amount}, polynomial(arg)))) for arg in term[0].args)
+    return ()
 
 
 @lru_cache(maxsize=1 << 16)
