@@ -22,8 +22,9 @@ from fuser.reductions import is_reduction
 from fuser.region import Miss, Region, name_of
 from fuser.shapes import Shapes
 from fuser.softmax import sites_of
+from fuser.unfused import work_of
 from fuser.unrolled import Unrolled, unrolled
-from fuser.worth import EVERYTHING, CostModel, misread, work_of
+from fuser.worth import EVERYTHING, CostModel, misread
 
 LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing that no finder knows: kind and reason
     **{
@@ -105,8 +106,9 @@ class _Scan:
         predicted = self.cost.predict(region.spec, work_of(region.nodes, self.cuts.shapes, sizes), sizes)
         if predicted is not None and not self.cost.accepts(predicted) and not misread(region.nodes):
             fused, unfused = (f"{seconds * 1e6:.1f} µs" for seconds in (predicted.fused, predicted.unfused))
-            reason = f"no gain is predicted: {fused} as one kernel, {unfused} as it is"
-            raise LiftError(reason, advice="pass --all to fuse it all the same")
+            times = predicted.unfused / predicted.fused
+            reason = f"predicted {times:.2f}× as fast: {fused} as one kernel, {unfused} as it is"
+            raise LiftError(reason, advice="nothing to do in the model; --all forces it")
         return replace(region, predicted=predicted)
 
     def take(self, region: Region) -> None:

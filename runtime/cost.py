@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fuser.region import Prediction
-from fuser.worth import Work
+from fuser.unfused import Work
 from tilecore.canonical import canonical
-from tilecore.contract.spec import ContractionSpec, RowSpec, Spec
+from tilecore.contract.spec import ContractionSpec, Spec
 from tilecore.predict import Predictor
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target
 
 TIE = 1.05  # predictions closer than this say nothing: fewer nodes are better then
-JITTER = 1e-6  # seconds: nor do differences of less
+JITTER = 1.5e-6  # seconds: nor do differences of less
 
 
 @dataclass(slots=True)
@@ -25,7 +25,6 @@ class MachineCost:
     predictor: Predictor
     fuse_all: bool = False
     _kernels: dict[Spec, float] = field(default_factory=dict[Spec, float])
-    _products: dict[Spec, float] = field(default_factory=dict[Spec, float])
     _merges: dict[Spec, bool] = field(default_factory=dict[Spec, bool])
 
     def merges(self, spec: Spec) -> bool:
@@ -34,7 +33,7 @@ class MachineCost:
         if not isinstance(key, ContractionSpec):
             return False
         if key not in self._merges:
-            self._merges[key] = self._kernel(key) <= TIE * self.predictor.apart(key)
+            self._merges[key] = self.predictor.kernel(key, weights=False) <= TIE * self.predictor.apart(key)
         return self._merges[key]
 
     def sizes(self, spec: Spec) -> Mapping[str, int]:
@@ -43,25 +42,11 @@ class MachineCost:
 
     def predict(self, spec: Spec, nodes: tuple[Work, ...], sizes: Mapping[str, int]) -> Prediction:
         """Both costs of a region."""
-        key = canonical(spec)
-        fused = self._kernel(key)
-        if isinstance(key, RowSpec):
-            unfused = sum(self.predictor.operator(work.moved, work.operations) for work in nodes)
-        elif isinstance(key, ContractionSpec):
-            others = [work for work in nodes if not work.multiplies]
-            unfused = self._bare(key) + sum(self.predictor.operator(work.moved, work.operations) for work in others)
-        else:
-            unfused = fused + sum(self.predictor.operator(work.moved, 0) for work in nodes[1:])
-        return Prediction(fused, unfused, sizes)
+        return Prediction(self._kernel(canonical(spec)), self.predictor.operators(nodes), sizes)
 
     def accepts(self, prediction: Prediction) -> bool:
         """Whether one kernel is predicted to be no slower."""
         return self.fuse_all or prediction.fused <= TIE * prediction.unfused + JITTER
-
-    def _bare(self, spec: ContractionSpec) -> float:
-        if spec not in self._products:
-            self._products[spec] = self.predictor.products(spec)
-        return self._products[spec]
 
     def _kernel(self, spec: Spec) -> float:
         if spec not in self._kernels:

@@ -1,23 +1,36 @@
-"""Predicted seconds: of a spec as one kernel, and of single operators as a runtime without fusion runs them.
+"""Predicted seconds: of a spec as one kernel, and of operators as a runtime without fusion runs them.
 
-Comes in: a spec, or bytes and operations; a hardware profile. Goes out: seconds. The kernel's figure is that of the
-extents that recommendation chooses. Products are taken to run as fast in both, and so is what stands between the two of
-an attention: what a kernel can win there is traffic, calls and what follows the products.
+Comes in: a spec, or counts of operators; a hardware profile. Goes out: seconds: the terms of `tilecore.terms` with the
+coefficients that were fitted on such a machine, dealt out to its cores. The kernel's figure is for the extents that
+recommendation chooses. Coefficients go with the rates of a row of the table of profiles: measured rates are not used.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilecore.contract.expr import Op, Var, substitute, variables, walk
-from tilecore.contract.spec import ContractionSpec, Result, RowSpec, Spec, extent_of
-from tilecore.emit_expr import instructions_of
-from tilecore.profile import HardwareProfile
-from tilecore.recommend import NOMINAL, Machine, nominal_sizes, rank
+from tilecore.contract.expr import Var, substitute, variables
+from tilecore.contract.spec import ContractionSpec, Result, Spec, extent_of
+from tilecore.costs import COSTS
+from tilecore.profile import PROFILES, HardwareProfile
+from tilecore.recommend import NOMINAL, Machine, cost_of, nominal_sizes, rank
 from tilecore.target import Target
+from tilecore.terms import Operator, Terms, kernel_terms, operator_terms
 
-CALL = 4e-6  # seconds of one node: its dispatch, its outputs' allocation, and waking the other threads
-SINGLE = 20_000.0  # cycles below which a runtime keeps an operator on one thread
+MEASURED = "zen3"
+SINGLE = 20_000.0  # cycles below which work stays on one thread
+ONE_THREAD = frozenset(("move", "loop", "cumulate"))  # operators that ONNX Runtime does not spread over threads
+
+
+def nominal(profile: HardwareProfile) -> HardwareProfile:
+    """The row of the table that coefficients for `profile` go with: its rates, with the profile's cores and caches."""
+    row = next(row for row in PROFILES if row.target == profile.target)
+    return replace(row, cores=profile.cores, l1=profile.l1, l2=profile.l2, l3=profile.l3)
+
+
+def costs_for(profile: HardwareProfile) -> Mapping[str, float]:
+    """The coefficients of a row of the table, or of the only machine that was measured."""
+    return COSTS.get(profile.name, COSTS[MEASURED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,41 +44,41 @@ class Predictor:
         """The sizes of the symbolic dims that predictions are for."""
         return nominal_sizes(spec, NOMINAL[0])
 
-    def kernel(self, spec: Spec) -> float:
-        """Seconds of one call of the kernel for `spec`."""
-        best = rank(spec, self.profile, self.target)[0]
-        return CALL + max(best.cycles, self._pointwise(spec)) / self.profile.clock
+    def kernel(self, spec: Spec, *, weights: bool = True) -> float:
+        """Seconds of one call of the kernel for `spec`; without fetching its `weights`, to compare kernels."""
+        config = rank(spec, self.profile, self.target)[0].config
+        machine = self._machine(self.sizes(spec))
+        alone = replace(machine, profile=replace(machine.profile, cores=1))
+        terms = kernel_terms(spec, config, alone)
+        seconds = self._total({name: term for name, term in terms.items() if weights or "weights" not in name})
+        if seconds * machine.profile.clock <= SINGLE:
+            return seconds
+        spread = cost_of(spec, config, alone).cycles / max(cost_of(spec, config, machine).cycles, 1.0)
+        return seconds / max(spread, 1.0)
 
-    def _pointwise(self, spec: Spec) -> float:
-        """Cycles of a row program's arithmetic; the other kinds have theirs counted in `rank`."""
-        if not isinstance(spec, RowSpec):
-            return 0.0
-        machine = Machine(self.profile, self.target, self.sizes(spec))
-        points = machine.size(extent_of(spec.row)) * machine.size(extent_of(spec.column))
-        moving = {spec.column, *(step.var for step in spec.steps if step.kind == "tile")}
-        programs = [step.value for step in spec.steps] + [result.value for result in spec.outputs]
-        parts = {part for program in programs for part in walk(program) if isinstance(part, Op)}
-        own = [part for part in parts if moving & variables(part)]  # the others are computed once per row
-        count = sum(instructions_of(part) for part in own)
-        cycles = points * (count + len(programs)) / self.target.lanes
-        return cycles / (self.profile.cores if cycles > SINGLE else 1)
+    def operators(self, works: Sequence[Operator]) -> float:
+        """Seconds of a region's operators, one after the other."""
+        weights = sum(work.weights for work in works)
+        return sum(self._operator(work, weights) for work in works)
 
-    def operator(self, moved: int, operations: float) -> float:
-        """Seconds of one operator by itself that moves so many bytes and does so many vectorised operations."""
-        machine = Machine(self.profile, self.target, {})
-        cycles = moved / machine.rate(moved) + operations / self.target.lanes
-        return CALL + cycles / (self.profile.cores if cycles > SINGLE else 1) / self.profile.clock
+    def _operator(self, work: Operator, weights: int) -> float:
+        machine = self._machine({})
+        seconds = self._total(operator_terms(work, weights, machine))
+        spread = seconds * machine.profile.clock > SINGLE and work.kind not in ONE_THREAD
+        return seconds / (self.profile.cores if spread else 1)
 
-    def products(self, spec: ContractionSpec) -> float:
-        """Seconds of the products of `spec` in one operator each, without what follows them."""
-        total = 0.0
-        for product in spec.products:
-            bare = Result(spec.outputs[0].place, product.acc)
-            total += self.kernel(replace(spec, b=product.b, acc=product.acc, outputs=(bare,), siblings=()))
-        return total
+    def _total(self, terms: Terms) -> float:
+        costs = costs_for(nominal(self.profile))
+        return sum(costs.get(name, 0.0) * seconds for name, seconds in terms.items())
+
+    def _machine(self, sizes: Mapping[str, int]) -> Machine:
+        return Machine(nominal(self.profile), self.target, sizes)
 
     def apart(self, spec: ContractionSpec) -> float:
-        """Seconds of the products of `spec` in one kernel each; an output belongs to the last product that it reads."""
+        """Seconds of the products of `spec` in one kernel each, without fetching weights.
+
+        An output belongs to the last product that it reads.
+        """
         accs = [product.acc for product in spec.products]
         total = 0.0
         for number, product in enumerate(spec.products):
@@ -74,14 +87,16 @@ class Predictor:
                 own = [Result(spec.outputs[0].place, product.acc)]
                 total += self._through_memory(spec)
             outputs = tuple(Result(r.place, substitute(r.value, dict.fromkeys(accs, product.acc))) for r in own)
-            total += self.kernel(replace(spec, b=product.b, acc=product.acc, outputs=outputs, siblings=()))
+            total += self.kernel(
+                replace(spec, b=product.b, acc=product.acc, outputs=outputs, siblings=()), weights=False
+            )
         return total
 
     def _through_memory(self, spec: ContractionSpec) -> float:
         """Seconds of writing one sum and reading it again."""
-        machine = Machine(self.profile, self.target, self.sizes(spec))
+        machine = self._machine(self.sizes(spec))
         moved = 2 * 4 * math.prod(machine.size(extent_of(axis)) for axis in spec.outputs[0].place.axes)
-        return moved / machine.rate(moved) / self.profile.cores / self.profile.clock
+        return moved / machine.rate(moved) / machine.profile.cores / machine.profile.clock
 
 
 def _last(result: Result, accs: list[Var]) -> int:

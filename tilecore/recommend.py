@@ -136,7 +136,7 @@ def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate
     machines = [Machine(profile, target, nominal_sizes(spec, nominal)) for nominal in NOMINAL]
     ranked: list[Candidate] = []
     for config in _configurations(spec, machines[-1]):
-        found = [_cost(spec, config, machine) for machine in machines]
+        found = [cost_of(spec, config, machine) for machine in machines]
         rejected = next((candidate.rejected for candidate in found if candidate.rejected), "")
         mean = sum(candidate.cost for candidate in found) / len(found)
         own = found[0].cycles / found[0].cost if found[0].cost else 0.0
@@ -171,7 +171,8 @@ def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
                 yield {"block_n": block_n}
 
 
-def _cost(spec: Spec, config: Mapping[str, int], machine: Machine) -> Candidate:
+def cost_of(spec: Spec, config: Mapping[str, int], machine: Machine) -> Candidate:
+    """One configuration on a machine, for its sizes."""
     match spec:
         case AttentionSpec():
             return _attention(spec, config, machine)

@@ -12,7 +12,7 @@ from fuser.load import load
 from fuser.region import Prediction
 from fuser.scan import scan
 from fuser.shapes import infer
-from fuser.worth import Work
+from fuser.unfused import Work
 from models.graph import GraphWriter
 from tilecore.contract.spec import ContractionSpec, Spec
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.ops import OPS
+from tilecore.contract.polynomials import divide, plus, times
 
 
 @runtime_checkable
@@ -346,7 +347,7 @@ def symbols(expr: "Expr") -> frozenset[Sym]:
 # ---------------------------------------------------------------------------------------------------------------------
 # Integer arithmetic: polynomials over atoms. An atom is any integer node that is not itself a sum or a product.
 
-Monomial = tuple["Expr", ...]  # atoms with repetition, sorted by their text; () is the constant term
+Monomial = tuple["Expr", ...]
 Poly = dict[Monomial, int]
 
 
@@ -355,26 +356,10 @@ def polynomial(expr: "Expr") -> Poly:
     if isinstance(expr, Const):
         return {(): int(expr.value)} if expr.value else {}
     if isinstance(expr, Op) and expr.name == "add":
-        return _plus(polynomial(expr.args[0]), polynomial(expr.args[1]))
+        return plus(polynomial(expr.args[0]), polynomial(expr.args[1]))
     if isinstance(expr, Op) and expr.name == "mul":
-        return _times(polynomial(expr.args[0]), polynomial(expr.args[1]))
+        return times(polynomial(expr.args[0]), polynomial(expr.args[1]))
     return {(expr,): 1}
-
-
-def _plus(left: Poly, right: Poly, factor: int = 1) -> Poly:
-    total = dict(left)
-    for monomial, coefficient in right.items():
-        total[monomial] = total.get(monomial, 0) + factor * coefficient
-    return {monomial: coefficient for monomial, coefficient in total.items() if coefficient}
-
-
-def _times(left: Poly, right: Poly) -> Poly:
-    total: Poly = {}
-    for a, x in left.items():
-        for b, y in right.items():
-            monomial = tuple(sorted(a + b, key=str))
-            total[monomial] = total.get(monomial, 0) + x * y
-    return {monomial: coefficient for monomial, coefficient in total.items() if coefficient}
 
 
 def from_polynomial(poly: Poly, dtype: DType = DType.I64) -> "Expr":
@@ -404,64 +389,39 @@ def _join_remainders(poly: Poly) -> Poly:
             rest = list(monomial)
             rest.remove(atom)
             scale: Poly = {tuple(rest): coefficient}
-            partner = _times(_times(scale, polynomial(divisor)), polynomial(floordiv(value, divisor)))
+            partner = times(times(scale, polynomial(divisor)), polynomial(floordiv(value, divisor)))
             if partner and all(poly.get(term, 0) == amount for term, amount in partner.items()):
-                joined = _plus(_plus(poly, partner, -1), {monomial: coefficient}, -1)
-                return _join_remainders(_plus(joined, _times(scale, polynomial(value))))
+                joined = plus(plus(poly, partner, -1), {monomial: coefficient}, -1)
+                return _join_remainders(plus(joined, times(scale, polynomial(value))))
     return poly
-
-
-def _divide(poly: Poly, divisor: Poly) -> tuple[Poly, Poly]:
-    """Quotient and remainder, term by term, by a single-term divisor; by several terms only when one is a multiple."""
-    if poly == divisor:
-        return {(): 1}, {}
-    if len(divisor) != 1:
-        return {}, poly
-    ((unit, amount),) = divisor.items()
-    quotient: Poly = {}
-    remainder: Poly = {}
-    for monomial, coefficient in poly.items():
-        rest = list(monomial)
-        try:
-            for atom in unit:
-                rest.remove(atom)
-        except ValueError:
-            remainder[monomial] = coefficient
-            continue
-        whole, part = divmod(coefficient, amount)
-        if whole:
-            quotient[tuple(rest)] = whole
-        if part:
-            remainder[monomial] = part
-    return quotient, remainder
 
 
 @lru_cache(maxsize=1 << 16)
 def floordiv(value: "Expr", divisor: "Expr") -> "Expr":
     """`value // divisor` for a positive divisor, with every multiple of it taken out."""
-    quotient, remainder = _divide(polynomial(value), polynomial(divisor))
+    quotient, remainder = divide(polynomial(value), polynomial(divisor))
     rest = from_polynomial(remainder)
     if _inside(rest, divisor):
         return from_polynomial(quotient)
     if _inside(rest + divisor, divisor):
         return from_polynomial(quotient) - 1
     if isinstance(rest, Op) and rest.name == "floordiv":  # (x // a) // b = x // (a * b)
-        tail = floordiv(rest.args[0], from_polynomial(_times(polynomial(rest.args[1]), polynomial(divisor))))
+        tail = floordiv(rest.args[0], from_polynomial(times(polynomial(rest.args[1]), polynomial(divisor))))
     else:
         tail = Op("floordiv", (rest, divisor), DType.I64)
-    return from_polynomial(_plus(quotient, polynomial(tail)))
+    return from_polynomial(plus(quotient, polynomial(tail)))
 
 
 @lru_cache(maxsize=1 << 16)
 def mod(value: "Expr", divisor: "Expr") -> "Expr":
     """`value % divisor` for a positive divisor, with every multiple of it taken out."""
-    _, remainder = _divide(polynomial(value), polynomial(divisor))
+    _, remainder = divide(polynomial(value), polynomial(divisor))
     rest = from_polynomial(remainder)
     if _inside(rest, divisor):
         return rest
     if _inside(rest + divisor, divisor):
         return rest + divisor
-    if isinstance(rest, Op) and rest.name == "mod" and not _divide(polynomial(rest.args[1]), polynomial(divisor))[1]:
+    if isinstance(rest, Op) and rest.name == "mod" and not divide(polynomial(rest.args[1]), polynomial(divisor))[1]:
         return mod(rest.args[0], divisor)  # (x % (a * n)) % n = x % n
     return Op("mod", (rest, divisor), DType.I64)
 
@@ -481,7 +441,7 @@ def _nonnegative(expr: "Expr", above: frozenset["Sym"]) -> bool:
     """`nonnegative` where the symbols `above` are at least 1, as is the extent of every variable."""
     extents = [polynomial(var.extent) for var in variables(expr) if var.extent is not None]
     positive = above | {atom for extent in extents if len(extent) == 1 for term in extent for atom in term}
-    domain = tuple(_plus(extent, {(): -1}) for extent in extents if len(extent) > 1)
+    domain = tuple(plus(extent, {(): -1}) for extent in extents if len(extent) > 1)
     return any(_all_nonnegative(bound, positive, domain) for bound in _lower_bounds(polynomial(expr), 12))
 
 
@@ -518,19 +478,19 @@ def _bounded_below(poly: Poly, atom: "Expr", low: "Expr | None", high: "Expr | N
     new: Poly = {}
     for monomial, coefficient in poly.items():
         if atom not in monomial:
-            new = _plus(new, {monomial: coefficient})
+            new = plus(new, {monomial: coefficient})
             continue
         bound = low if coefficient > 0 else high
         rest = list(monomial)
         rest.remove(atom)
         if high is None and coefficient < 0 and isinstance(atom, Op) and atom.name == "floordiv":
-            quotient, remainder = _divide({tuple(rest): coefficient}, polynomial(atom.args[1]))
+            quotient, remainder = divide({tuple(rest): coefficient}, polynomial(atom.args[1]))
             if not remainder and _factors_nonnegative(tuple(rest)):  # n * (x // n) is at most x
-                new = _plus(new, _times(quotient, polynomial(atom.args[0])))
+                new = plus(new, times(quotient, polynomial(atom.args[0])))
                 continue
         if bound is None or atom in rest or not _factors_nonnegative(tuple(rest)):
             return None
-        new = _plus(new, _times({tuple(rest): coefficient}, polynomial(bound)))
+        new = plus(new, times({tuple(rest): coefficient}, polynomial(bound)))
     return new
 
 
@@ -559,18 +519,16 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
 def _above_minima(expr: "Expr") -> tuple["Expr", ...]:
     """Upper bounds of a sum with a minimum in it: with each of the minimum's arguments in its place."""
     poly = polynomial(expr)
-    for term, amount in poly.items():
-        if len(term) == 1 and amount > 0 and isinstance(term[0], Op) and term[0].name == "min":
-            rest = {other: factor for other, factor in poly.items() if other != term}
-            return tuple(from_polynomial(_plus(rest, _times({(): amount}, polynomial(arg)))) for arg in term[0].args)
-    return ()
+    minima = (term for term in poly if len(term) == 1 and isinstance(term[0], Op) and term[0].name == "min")
+    term = next((term for term in minima if poly[term] > 0), ())
+    return tuple(substitute(expr, {term[0]: arg}) for arg in children(term[0])) if term else ()
 
 
 @lru_cache(maxsize=1 << 16)
 def _upper_bounds(expr: "Expr") -> tuple["Expr", ...]:
     """A few inclusive upper bounds of `expr` in symbols alone."""
-    lower = itertools.islice(_lower_bounds(_times({(): -1}, polynomial(expr)), 12), 32)
-    return tuple(dict.fromkeys(from_polynomial(_times({(): -1}, bound)) for bound in lower))[:4]
+    lower = itertools.islice(_lower_bounds(times({(): -1}, polynomial(expr)), 12), 32)
+    return tuple(dict.fromkeys(from_polynomial(times({(): -1}, bound)) for bound in lower))[:4]
 
 
 def _is_divisor(expr: "Expr") -> bool:
@@ -585,10 +543,10 @@ def _all_nonnegative(poly: Poly, positive: Set["Expr"], domain: tuple[Poly, ...]
     for monomial, coefficient in poly.items():
         term: Poly = {(): coefficient}
         for atom in monomial:
-            term = _times(term, {(atom,): 1, (): 1} if atom in positive else {(atom,): 1})
-        shifted = _plus(shifted, term)
+            term = times(term, {(atom,): 1, (): 1} if atom in positive else {(atom,): 1})
+        shifted = plus(shifted, term)
     return all(coefficient >= 0 for coefficient in shifted.values()) or any(
-        _all_nonnegative(_plus(poly, bound, -1), positive, domain[i + 1 :]) for i, bound in enumerate(domain)
+        _all_nonnegative(plus(poly, bound, -1), positive, domain[i + 1 :]) for i, bound in enumerate(domain)
     )
 
 
@@ -596,12 +554,12 @@ def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
     """The canonical form of an integer operation, or None when the node stands as it is."""
     dtype = args[-1].dtype
     if name in ("add", "sub"):
-        poly = _plus(polynomial(args[0]), polynomial(args[1]), 1 if name == "add" else -1)
+        poly = plus(polynomial(args[0]), polynomial(args[1]), 1 if name == "add" else -1)
         return from_polynomial(poly, dtype)
     if name == "mul":
-        return from_polynomial(_times(polynomial(args[0]), polynomial(args[1])), dtype)
+        return from_polynomial(times(polynomial(args[0]), polynomial(args[1])), dtype)
     if name == "neg":
-        return from_polynomial(_times({(): -1}, polynomial(args[0])), dtype)
+        return from_polynomial(times({(): -1}, polynomial(args[0])), dtype)
     if dtype is DType.I64 and name in ("floordiv", "mod") and _is_divisor(args[1]):
         return floordiv(*args) if name == "floordiv" else mod(*args)
     if name in ("min", "max"):
