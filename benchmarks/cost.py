@@ -54,7 +54,7 @@ CLEAR = 0.15  # a measured gain or loss below this is neither
 OUTLIER = 0.2  # log of a relative error that weighs half
 ROUNDS = 15
 TABLE = Path(__file__).parent.parent / "tilecore" / "costs.py"
-HEADER = '''"""Coefficients of `tilecore.terms`, per row of the table of profiles, as `benchmarks/cost.py --fit` wrote them."""
+HEADER = '''"""Coefficients of `tilecore.terms` per row of the table of profiles: `benchmarks/cost.py --fit`."""
 
 from collections.abc import Mapping
 

@@ -5,6 +5,7 @@ for every distinct region, with what the cost model predicted when it was fused.
 under ONNX Runtime's default optimisations; the inputs of both are what the fused model computes for them.
 """
 
+import json
 import shutil
 import statistics
 import tempfile
@@ -53,6 +54,20 @@ class RegionTiming:
             "fused_us": self.fused_us, "unfused_us": self.unfused_us, "ratio": self.ratio,
             "predicted_fused_us": self.predicted_fused_us, "predicted_unfused_us": self.predicted_unfused_us,
         }  # fmt: skip
+
+
+def read_timings(path: Path) -> dict[str, tuple[float, float]]:
+    """Seconds by operator, fused and unfused, from the JSON of `bench --per-region --json`.
+
+    ValueError when the file is something else, OSError as it comes. Of an operator with several shapes the first one's.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    try:
+        for entry in json.loads(path.read_text())["regions"]:
+            found.setdefault(str(entry["op"]), (float(entry["fused_us"]) * 1e-6, float(entry["unfused_us"]) * 1e-6))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected what `tilefuse bench --per-region --json` prints ({error})") from error
+    return found
 
 
 def bench_regions(

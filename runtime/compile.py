@@ -173,10 +173,17 @@ def optimize(
     return _report(model, output, built.fused, built.rewritten, start, faults)
 
 
-def explain(model: Path, *, options: Options, page: Path | None = None) -> Report:
+def explain(
+    model: Path,
+    *,
+    options: Options,
+    page: Path | None = None,
+    timings: Mapping[str, tuple[float, float]] | None = None,
+) -> Report:
     """What `optimize` would do: the same report, with nothing compiled to machine code.
 
-    Nothing is written but `page`, an HTML file that shows the graph, its regions and their kernels.
+    Nothing is written but `page`, an HTML file that shows the graph, its regions and their kernels; with `timings`,
+    measured seconds by operator, fused and unfused, the report and the page have them too.
     """
     start = time.monotonic()
     if page is not None and not page.parent.is_dir():
@@ -187,7 +194,7 @@ def explain(model: Path, *, options: Options, page: Path | None = None) -> Repor
         regions = [part.region for part in fused.parts]
         drawn = None if page is None else sketch(fused.model, regions, fused.workload)
         rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
-        report = _report(model, None, fused, rewritten, start, ())
+        report = _report(model, None, fused, rewritten, start, ()).with_timings(timings or {})
         if page is not None and drawn is not None:
             kernels = [part.kernel for part in fused.parts]
             finish(

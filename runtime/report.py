@@ -5,7 +5,8 @@ keeps its meaning.
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fuser.coverage import Coverage
@@ -30,6 +31,10 @@ class RegionReport:
     """Seconds of one call of the kernel, predicted for batch 1 and 128 for every other symbolic dim."""
     predicted_unfused: float | None = None
     """Seconds of the region's nodes one by one, as ONNX Runtime runs them."""
+    measured_fused: float | None = None
+    """Seconds of one call, as `bench --per-region` measured it; None where no such measurements were given."""
+    measured_unfused: float | None = None
+    """Seconds of the nodes, from the same measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,15 @@ class Report:
     seconds: float
     coverage: Coverage
     faults: tuple[FaultReport, ...] = ()
+
+    def with_timings(self, timings: Mapping[str, tuple[float, float]]) -> "Report":
+        """The report with measured seconds, fused and unfused, of the regions whose operators `timings` has."""
+        regions = tuple(
+            replace(region, measured_fused=found[0], measured_unfused=found[1]) if found else region
+            for region in self.regions
+            for found in (timings.get(region.op),)
+        )
+        return replace(self, regions=regions)
 
     @property
     def kinds(self) -> dict[str, int]:

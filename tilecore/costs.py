@@ -1,4 +1,4 @@
-"""Coefficients of `tilecore.terms`, per row of the table of profiles, as `benchmarks/cost.py --fit` wrote them."""
+"""Coefficients of `tilecore.terms` per row of the table of profiles: `benchmarks/cost.py --fit`."""
 
 from collections.abc import Mapping
 

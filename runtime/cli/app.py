@@ -19,7 +19,7 @@ from rich.console import Console
 
 from runtime import inputs as model_inputs
 from runtime.bench import bench
-from runtime.bench_regions import bench_regions
+from runtime.bench_regions import bench_regions, read_timings
 from runtime.cli.serve import serve_command
 from runtime.cli.tables import (
     print_bench,
@@ -103,13 +103,22 @@ def explain_command(
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write a page that shows graph, regions and kernels."),
     ] = None,
+    timings: Annotated[
+        Path | None,
+        typer.Option("--timings", metavar="FILE", help="What bench --per-region --json printed, to show beside it."),
+    ] = None,
     fuse_all: FuseAll = False,
     as_json: Json = False,
 ) -> None:
     """Say what would be fused, what not, and why; the model is not touched."""
     _read_model(model)
     with Console(stderr=True).status("looking for regions"):
-        report = explain(model, options=replace(Options.from_environment(), fuse_all=fuse_all), page=page)
+        report = explain(
+            model,
+            options=replace(Options.from_environment(), fuse_all=fuse_all),
+            page=page,
+            timings=None if timings is None else read_timings(timings),
+        )
     if as_json:
         _print_json(report.to_json())
     else:

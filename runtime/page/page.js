@@ -237,19 +237,26 @@ const back = () => make("p", {}, make("button", { onclick: () => go("") }, "← 
 const pairs = (entries) =>
   make("dl", {}, ...entries.filter(([, text]) => text).flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
 
+const gain = (fused, unfused) => (fused && unfused ? `${(unfused / fused).toPrecision(2)}×` : "");
+const anyMeasured = report.regions.some((region) => region.measured_fused);
+
 function showOverview() {
   const rows = report.regions.map((region, index) =>
     make("tr", { class: `link ${kindOf(region.kind)}`, onclick: () => go(`region-${index}`) },
       make("td", { class: "n" }, String(index)),
       make("td", { class: "kind" }, make("i", { class: "dot" }), region.kind),
       make("td", {}, region.label),
-      make("td", { class: "n" }, String(region.nodes.length))));
+      make("td", { class: "n" }, String(region.nodes.length)),
+      make("td", { class: "n" }, gain(region.predicted_fused, region.predicted_unfused)),
+      anyMeasured ? make("td", { class: "n" }, gain(region.measured_fused, region.measured_unfused)) : null));
   const faults = report.faults.map((fault) =>
     make("div", { class: "card fault" }, make("b", {}, `Left out: the kernel of ${fault.label} is wrong, a fault of TileFuse`), fault.problem));
   fill(
     ...faults,
     make("h2", {}, `${report.regions.length} regions`),
-    make("table", {}, make("tr", {}, make("th", {}, "#"), make("th", {}, "kind"), make("th", {}, "made of"), make("th", {}, "nodes")), ...rows),
+    make("table", {}, make("tr", {}, make("th", {}, "#"), make("th", {}, "kind"), make("th", {}, "made of"), make("th", {}, "nodes"),
+      make("th", { title: "how many times as fast as its nodes, as the cost model expects" }, "predicted"),
+      anyMeasured ? make("th", { title: "how many times as fast as its nodes, measured" }, "measured") : null), ...rows),
     make("h3", { id: "misses" }, report.misses.length ? `Not fused (${report.misses.length})` : "Nothing worth fusing was left alone"),
     ...report.misses.map((miss, index) => missCard(miss, index)),
     make("h3", {}, report.coverage.movers.length ? `Data movement left (${report.coverage.movers.length})` : "No data movement is left"),
