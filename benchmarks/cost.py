@@ -36,7 +36,7 @@ from fuser.unfused import work_of
 from runtime import inputs as model_inputs
 from runtime.bench import bound_run, default_session
 from runtime.compile import optimize
-from runtime.cost import TIE
+from runtime.cost import TIE, TIE_OF_ATTENTION
 from runtime.options import Options
 from runtime.session import load
 from tilecore.canonical import canonical
@@ -262,7 +262,7 @@ def report(points: Sequence[Point], rows: Sequence[Row], costs: Mapping[str, flo
             f"onnxruntime {point.unfused * 1e6:9.1f} ({unfused * 1e6:9.1f})  {gain:6.2f}× ({predicted:.2f}×)"
         )
         print(line)
-        declined = predicted * TIE < 1
+        declined = predicted * (TIE_OF_ATTENTION if point.kind == "attention" else TIE) < 1
         if (gain < 1 - CLEAR and not declined) or (gain > 1 + CLEAR and declined):
             wrong.append(line)
     for kind in dict.fromkeys(point.kind for point in points):

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from fuser.region import Prediction
 from fuser.unfused import Work
 from tilecore.canonical import canonical
-from tilecore.contract.spec import ContractionSpec, Spec
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec
 from tilecore.predict import Predictor
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target
 
 TIE = 1.05  # predictions closer than this say nothing: fewer nodes are better then
+TIE_OF_ATTENTION = 1.6  # predictions of attention err by that much, on what surrounds its products most of all
 JITTER = 1.5e-6  # seconds: nor do differences of less
 
 
@@ -42,11 +43,12 @@ class MachineCost:
 
     def predict(self, spec: Spec, nodes: tuple[Work, ...], sizes: Mapping[str, int]) -> Prediction:
         """Both costs of a region."""
-        return Prediction(self._kernel(canonical(spec)), self.predictor.operators(nodes), sizes)
+        tie = TIE_OF_ATTENTION if isinstance(spec, AttentionSpec) else TIE
+        return Prediction(self._kernel(canonical(spec)), self.predictor.operators(nodes), sizes, tie)
 
     def accepts(self, prediction: Prediction) -> bool:
         """Whether one kernel is predicted to be no slower."""
-        return self.fuse_all or prediction.fused <= TIE * prediction.unfused + JITTER
+        return self.fuse_all or prediction.fused <= prediction.tie * prediction.unfused + JITTER
 
     def _kernel(self, spec: Spec) -> float:
         if spec not in self._kernels:
