@@ -14,7 +14,7 @@ from tilecore.predict import Predictor
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target
 
-TIE = 1.05  # predictions closer than this say nothing: fewer nodes are better then
+TIE = 1.1  # predictions closer than this say nothing: fewer nodes are better then
 TIE_OF_ATTENTION = 1.6  # predictions of attention err by that much, on what surrounds its products most of all
 JITTER = 1.5e-6  # seconds: nor do differences of less
 
