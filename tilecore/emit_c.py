@@ -192,9 +192,7 @@ class _Kernel(Expressions):
                 )
                 self.forget(_written(stmt.body))
             case Branch():
-                self.nested(f"if ({self.scalar(stmt.condition)})", stmt.then, {})
-                if stmt.otherwise:
-                    self.nested("else", stmt.otherwise, {})
+                self._branch(stmt)
                 self.forget(_written((stmt,)))
             case Repeat():
                 self._repeat(stmt)
@@ -221,6 +219,17 @@ class _Kernel(Expressions):
                 self.forget(_written(stmt.body))
             case Fold():
                 raise ValueError("a Fold stands inside a vector loop")
+
+    def _branch(self, branch: Branch) -> None:
+        """Both sides are made before either is printed: what they need from around them stands before the `if`."""
+        condition, sides = self.scalar(branch.condition), list[list[str]]()
+        for body in (branch.then, branch.otherwise):
+            self.scopes.append(Scope())
+            self.block(body)
+            sides.append(_indent(self.scopes.pop().lines))
+        self.line(f"if ({condition}) {{")
+        self.scopes[-1].lines.extend(sides[0])
+        self.scopes[-1].lines.extend(["} else {", *sides[1], "}"] if branch.otherwise else ["}"])
 
     def _repeat(self, loop: Repeat) -> None:
         """The condition is computed anew in every turn, inside the loop."""

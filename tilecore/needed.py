@@ -10,17 +10,17 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Op, Var, binary, const, loads, nonnegative, substitute, variables, walk
 from tilecore.contract.spec import Place
 from tilecore.graph import TileGraph, split_affine
-from tilecore.ir import Parallel
+from tilecore.ir import Buffer, Parallel, Print, expressions, statements
 from tilecore.padding import Beyond, not_neutral
 
 
 def needed_extents(graph: TileGraph, live: Mapping[int, Expr]) -> dict[int, Expr]:
     """Axis class → number of elements that can matter, for the classes where a predicate bounds it."""
-    extents = class_extents(graph)
+    extents, elsewhere = class_extents(graph), read_elsewhere(graph)
     stored = _stored_classes(graph)
     needed: dict[int, Expr] = {}
     for index, bound in dict.fromkeys(_suggestions(graph)):
-        if index in stored or index not in extents or not in_scope(graph, index, bound):
+        if index in stored or index in elsewhere or index not in extents or not in_scope(graph, index, bound):
             continue
         current = needed.get(index, live.get(index, extents[index]))
         if nonnegative(bound - current) or not_neutral(Beyond(graph, {index: bound}, outside=False)):
@@ -38,6 +38,31 @@ def class_extents(graph: TileGraph) -> dict[int, Expr]:
         assert extent is not None
         found.setdefault(index, set()).add(extent)
     return {index: next(iter(extents)) for index, extents in found.items() if len(extents) == 1}
+
+
+def read_elsewhere(graph: TileGraph) -> set[int]:
+    """Classes of which some element is read by another index than that of a point of its own.
+
+    Such a read (`s[i + 1]`, `s[0]`, `s[k]` in a loop over k, a tile that is printed) may be of an element past the live
+    ones, so that none may be left out.
+    """
+    found: set[int] = set()
+
+    def look(expr: Expr, own: tuple[Var, ...]) -> None:
+        for load in loads(expr):
+            if isinstance(load.source, Buffer):
+                name = load.source.name
+                found.update(graph.classes[name, i] for i, entry in enumerate(load.index) if entry not in own)
+
+    around: dict[int, tuple[Var, ...]] = {}  # by the identity of stores
+    for stmt in statements(graph.program.body):
+        if isinstance(stmt, Parallel):
+            around.update({id(store): stmt.axes for store in stmt.body})
+        for expr in expressions(stmt):
+            look(expr, around.get(id(stmt), ()))
+        if isinstance(stmt, Print) and isinstance(stmt.values, Buffer):
+            found.update(graph.classes[stmt.values.name, i] for i in range(len(stmt.values.shape)))
+    return found
 
 
 def in_scope(graph: TileGraph, index: int, bound: Expr) -> bool:

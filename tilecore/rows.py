@@ -72,7 +72,7 @@ def lower_rows(run: tuple[Stmt, ...], plan: Plan, addresses: Addresses) -> Itera
         puts = tuple(put for stmt in run for put in _row_statement(stmt, row, plan, addresses) if isinstance(put, Put))
         yield from _joined([VectorLoop(row, extent, (put,), True) for put in puts])
         return
-    body = [part for stmt in run for part in _row_statement(stmt, row, plan, addresses)]
+    body = [part for number, stmt in enumerate(run) for part in _row_statement(stmt, row, plan, addresses, number)]
     yield Loop(row, const(0), extent, tuple(_joined(body)), 1, first.span)
 
 
@@ -90,13 +90,13 @@ def _first_extent(stmt: Stmt) -> Expr:
             raise ValueError("not a row-wise statement")
 
 
-def _row_statement(stmt: Stmt, row: Var, plan: Plan, addresses: Addresses) -> Iterator[LoopStmt]:
+def _row_statement(stmt: Stmt, row: Var, plan: Plan, addresses: Addresses, number: int = 0) -> Iterator[LoopStmt]:
     match stmt:
         case Parallel():
             yield from _parallel(stmt, row, plan, addresses)
         case Reduce():
             column = live_var(f"{stmt.src.name}_1", plan.extent((stmt.src.name, 1), stmt.src.shape[1]))
-            total = Var(f"{stmt.dst.name}_{stmt.kind}", stmt.dst.dtype)
+            total = Var(f"{stmt.dst.name}_{stmt.kind}_{number}", stmt.dst.dtype)
             assert column.extent is not None
             fold = Fold(stmt.kind, total, addresses.load(stmt.src, (row, column)), stmt.span)
             yield VectorLoop(column, column.extent, (fold,), True)

@@ -382,3 +382,63 @@ def test_data_decides_where_tiles_lie(build: Compile) -> None:
     array, ends = RNG.standard_normal((17, 5)).astype(np.float32), np.array([0, 3, 12, 17], np.int32)
     wanted = [array[a:b].astype(np.float64).sum(0) for a, b in pairwise(ends)]
     np.testing.assert_allclose(build(kernel, out_idx=2)(array, ends), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_elements_past_the_data_that_are_read_elsewhere_are_computed(build: Compile) -> None:
+    """Row 2 of the last tile lies past the data, and every row of the product reads its column."""
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((rows, 8), "float32"), B: T.Tensor((rows,), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(T.ceildiv(rows, 3)) as m:
+            a, b = T.alloc_shared((3, 8), "float32"), T.alloc_fragment((3, 8), "float32")
+            c, t = T.alloc_fragment((3, 3), "float32"), T.alloc_fragment((3,), "float32")
+            T.copy(A[m * 3, 0], a)
+            for i, j in T.Parallel(3, 8):
+                b[i, j] = a[i, j] + 1.0
+            T.gemm(a, b, c, transpose_B=True, clear=True)
+            for i in T.Parallel(3):
+                t[i] = c[i, 2]
+            T.copy(t, B[m * 3])
+
+    array = RNG.standard_normal((11, 8)).astype(np.float32)
+    padded = np.concatenate([array, np.zeros((1, 8))]).reshape(4, 3, 8)
+    wanted = np.einsum("tik,tk->ti", padded, padded[:, 2] + 1).reshape(12)[:11]
+    np.testing.assert_allclose(both(build, kernel, array), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_two_reductions_into_one_tile_side_by_side(build: Compile) -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((M, N), "float32"), B: T.Tensor((M,), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            a, b = T.alloc_shared((M, N), "float32"), T.alloc_fragment((M, N), "float32")
+            s = T.alloc_fragment((M,), "float32")
+            T.copy(A, a)
+            for i, j in T.Parallel(M, N):
+                b[i, j] = a[i, j] * 2.0
+            T.reduce_max(a, s, dim=1)
+            T.reduce_max(b, s, dim=1, clear=False)
+            T.copy(s, B)
+
+    array = RNG.standard_normal((M, N)).astype(np.float32)
+    np.testing.assert_array_equal(both(build, kernel, array), np.maximum(array, array * 2).max(1))
+
+
+def test_both_sides_of_a_branch_may_need_what_stands_before_it(build: Compile) -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((M, N), "float32"), B: T.Tensor((M, N), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(M) as m:
+            a = T.alloc_fragment((1, N), "float32")
+            T.copy(A[m, 0], a)
+            with T.If(m % 2 == 0):
+                for j in T.Parallel(N):
+                    a[0, j] = a[0, j] * T.cast(m * m + 3, T.float32)
+            with T.Else():
+                for j in T.Parallel(N):
+                    a[0, j] = a[0, j] + T.exp2(T.cast(m * 5, T.float32) * 0.125)
+            T.copy(a, B[m, 0])
+
+    array = RNG.standard_normal((M, N)).astype(np.float32)
+    m = np.arange(M)[:, None]
+    wanted = np.where(m % 2 == 0, array * (m * m + 3), array + np.exp2(m * 5 / 8))
+    np.testing.assert_allclose(both(build, kernel, array), wanted, rtol=1e-5, atol=1e-5)
