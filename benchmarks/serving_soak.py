@@ -1,4 +1,4 @@
-"""Runs the server under traffic that changes, for minutes, and says whether memory stayed flat and all answers were right.
+"""Runs the server under changing traffic for minutes; says whether memory stayed flat and all answers were right.
 
     python -m benchmarks.serving_soak [--seconds 600] [--quick] [--json FILE]
 
