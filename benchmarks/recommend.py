@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -124,7 +124,7 @@ def build(spec: Spec, profile: HardwareProfile, pool: ProcessPoolExecutor) -> di
     return {text: job.result() for text, job in jobs.items()}
 
 
-def make_object(spec: Spec, config: dict[str, int], profile: HardwareProfile) -> Kernel:
+def make_object(spec: Spec, config: Mapping[str, int], profile: HardwareProfile) -> Kernel:
     """A kernel whose object is in the cache from now on."""
     options = Options.from_environment()
     kernel = make_kernel(spec, config, profile)
