@@ -4,8 +4,9 @@ In: what the original gives, what the candidate gives, and (where it could be ha
 the errors and the verdict of one output.
 
 The allowance of an element has two parts. The first is the original's own rounding error, measured against double
-precision, the largest of the element's row, times NOISE_FACTOR: a result may be somewhat further from the truth than
-the original is, never further than that. The second covers rows where the original is right by luck: summing K
+precision, the largest of the element's row or column, times NOISE_FACTOR: a result may be somewhat further from the
+truth than the original is, never further than that. The column counts because a channel with a large gain is off in
+every row, by luck in some more than in others. The second covers rows where the original is right by luck: summing K
 products of random sign one after the other gives a standard error of u * sqrt(K / 2) of the result's root mean square,
 u being half the spacing of the numbers at 1; SUM_FACTOR * u * sqrt(K) is about six of these. NaN must meet NaN and
 infinity the same infinity. Where an output is beyond its allowance, the original is run again on inputs that are moved
@@ -282,13 +283,25 @@ def _allowance(wide: Array, truth: Truth | None, *, unit: float, rms: float) -> 
         typical = float(np.median(row)) if row.size else 0.0
         return np.broadcast_to(HALF_NOISE_FACTOR * np.maximum(row, typical) + floor, wide.shape)
     floor = SUM_FACTOR * unit * math.sqrt(truth.longest) * rms
-    return np.broadcast_to(NOISE_FACTOR * _row_noise(wide, truth) + floor, wide.shape)
+    noise = np.maximum(_row_noise(wide, truth), _column_noise(wide, truth))
+    return np.broadcast_to(NOISE_FACTOR * noise + floor, wide.shape)
 
 
 def _row_noise(value: Array, truth: Truth) -> Array:
     """The largest error of each row, of the last axis."""
-    noise = np.max([_distance(each.astype(np.float64), truth.value) for each in (value, *truth.others)], axis=0)
+    noise = _noise(value, truth)
     return noise.max(axis=-1, keepdims=True, initial=0.0) if noise.ndim else noise
+
+
+def _column_noise(value: Array, truth: Truth) -> Array:
+    """The largest error of each column, over all axes but the last; 0 where there is no other axis."""
+    noise = _noise(value, truth)
+    return noise.max(axis=tuple(range(noise.ndim - 1)), initial=0.0) if noise.ndim > 1 else np.zeros(())
+
+
+def _noise(value: Array, truth: Truth) -> Array:
+    """The error of each element: the largest of the runs that there are."""
+    return np.max([_distance(each.astype(np.float64), truth.value) for each in (value, *truth.others)], axis=0)
 
 
 def _distance(left: Array, right: Array) -> Array:

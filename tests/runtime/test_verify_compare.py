@@ -148,3 +148,17 @@ def test_small_results_of_a_sigmoid_are_known_to_be_coarse() -> None:
     ours = exact.astype(np.float32)
     assert compare("y", own, ours, truth=Truth(exact, 1)).fault is None
     assert compare("y", own, ours + np.float32(1e-5), truth=Truth(exact, 1)).fault is not None
+
+
+def test_a_channel_that_is_off_everywhere_is_judged_by_its_own_error() -> None:
+    random = np.random.default_rng(3)
+    truth = random.standard_normal((40, 64))
+    noise = random.standard_normal((40, 64)) * 1e-7
+    noise[:, 9] *= 50  # a large gain
+    noise[5, 9] = 0.0  # where the original is right by luck
+    expected = (truth + noise).astype(np.float32)
+    other = np.array(expected)
+    other[5, 9] = np.float32(truth[5, 9] + 1.2e-5)
+    assert compare("y", expected, other, truth=Truth(truth, 64)).fault is None
+    other[5, 8] = np.float32(truth[5, 8] + 1.2e-5)
+    assert "[5, 8]" in str(compare("y", expected, other, truth=Truth(truth, 64)).fault)
