@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
-from onnx import inliner
+from onnx import inliner, numpy_helper
 from onnx_ir.passes import common
 
 from fuser.body import DOMAIN
@@ -34,6 +35,7 @@ def load(path: Path) -> ir.Model:
     proto = _read(path)
     try:
         _check(proto)
+        _densify(proto.graph)
         if any(function.domain != DOMAIN for function in proto.functions):
             proto = _inlined(proto)
         model = _deserialized(proto, path)
@@ -62,6 +64,25 @@ def _read(path: Path) -> onnx.ModelProto:
     if not proto.ir_version or not proto.HasField("graph") or not proto.graph.output:
         raise LoadError(f"{path}: not an ONNX model, or the file is cut short ({path.stat().st_size} bytes): no graph")
     return proto
+
+
+def _densify(graph: onnx.GraphProto) -> None:
+    """Write sparse initializers out, in place, in bodies too: nothing that follows knows of them."""
+    for sparse in graph.sparse_initializer:
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+        dense = np.zeros(tuple(sparse.dims), values.dtype)
+        try:
+            if indices.ndim == 1:
+                dense.reshape(-1)[indices] = values
+            else:
+                dense[tuple(indices.T)] = values
+        except (IndexError, ValueError) as error:
+            raise LoadError(f"the sparse initializer {sparse.values.name!r} is not valid: {error}") from error
+        graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
+    del graph.sparse_initializer[:]
+    for node in graph.node:
+        for subgraph in _subgraphs(node):
+            _densify(subgraph)
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:

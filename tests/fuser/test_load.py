@@ -310,3 +310,18 @@ def test_metadata_is_kept(tmp_path: Path) -> None:
     original = parse(PLAIN)
     original.metadata_props.add(key="author", value="somebody")
     assert load(saved(tmp_path, original)).metadata_props == {"author": "somebody"}
+
+
+@pytest.mark.parametrize("indices", [[0, 5, 9], [[0, 0], [1, 1], [2, 1]]], ids=["flat", "by axis"])
+def test_sparse_weights_are_written_out(tmp_path: Path, indices: list[int] | list[list[int]]) -> None:
+    """Against ONNX Runtime, which reads the sparse ones itself."""
+    values = numpy_helper.from_array(np.array([1, 2, 3], np.float32), "w")
+    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(indices), "at"), [4, 4])
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 4]) for name in "xy")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], sparse_initializer=[sparse]
+    )
+    original = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = load(saved(tmp_path, original))
+    feeds = {"x": np.random.default_rng(0).standard_normal((3, 4), np.float32)}
+    np.testing.assert_array_equal(run(original, feeds)[0], run(ir.to_proto(model), feeds)[0])
