@@ -204,7 +204,7 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     made = 0.0 if _is_stored(spec.a.value) else m * depth * (operation_count(spec.a.value) + MAKE_OPERATIONS)
     for part in spec.products:  # once while the rows move
         whole = 0 if _is_stored(part.b.value) else operation_count(part.b.value) + MAKE_OPERATIONS
-        made += n * depth * whole / -(-rows // config["block_m"])
+        made += n * depth * whole / max(-(-rows // config["block_m"]), 1)
     per_task = _overlap(compute, fetch) + (m * n * epilogue + made) / machine.target.lanes + TASK_CYCLES
     tasks = batch * -(-rows // config["block_m"]) * -(-columns // config["block_n"])
     own = batch * rows * columns * depth * count / machine.profile.macs_per_cycle / machine.profile.cores

@@ -9,6 +9,9 @@ import pytest
 from tile_specs import AttentionForm, Case, attention_case, contraction_case, row_case
 
 from tilecore import language as T
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Load, Sym, Var, const
+from tilecore.contract.spec import ContractionSpec, Place, Result, Tensor, View
 from tilecore.copies import expand_buffer_copies
 from tilecore.infer import InferenceError, Plan, choose_register_tile, infer
 from tilecore.library import kernel_for
@@ -181,3 +184,18 @@ def test_padding_that_one_side_of_a_branch_changes_is_not_cut() -> None:
 
     plan = infer(trace(sums), AVX2)
     assert own_class(plan, "x", 1) not in plan.live
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_rows_that_a_typical_size_has_none_of_are_ranked(profile: Any) -> None:
+    """Frames of a strided convolution: a short sequence has none of them."""
+    frames, count = Sym("samples") // const(400), Sym("samples")
+    x = Tensor("x", DType.F32, (count, const(32)))
+    w = Tensor("w", DType.F32, (const(32), const(16)))
+    extents = (const(1), frames, const(32), const(16))
+    one, m, k, n = (Var(name, extent=extent) for name, extent in zip("bmkn", extents, strict=True))
+    out = Place(Tensor("y", DType.F32, (frames, const(16))), (one, m, n), (m, n))
+    acc = Var("acc", DType.F32)
+    right = View("b", (one, k, n), Load(w, (k, n)) * 2.0)
+    spec = ContractionSpec((x, w), View("a", (one, m, k), Load(x, (m, k))), right, acc, (Result(out, acc),))
+    assert recommend(spec, profile, profile.target).config
