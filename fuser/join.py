@@ -21,7 +21,7 @@ from fuser.lower import Draft, result
 from fuser.region import Region
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Op, Var, cast, nonnegative
-from tilecore.contract.spec import RowSpec, Tensor
+from tilecore.contract.spec import AttentionSpec, RowSpec, Tensor
 
 KIND = "row"
 LIMIT = 64  # nodes of one group
@@ -36,7 +36,8 @@ def draft_of(ends: Sequence[ir.Node], cuts: Cuts) -> Draft | None:
     """The groups that end in `ends`, values of one shape; None when they join nothing or do too little."""
     group = sorted({part for end in ends for part in _group(end, cuts)}, key=cuts.remains.position.__getitem__)
     copies = [part for part in group if part.op_type not in FREE_VIEWS]
-    if not (_joins(group) and (any(is_pointwise(part) for part in group) or len(copies) > 1)):
+    computes = any(is_pointwise(part) for part in group)
+    if not _joins(group) or not (computes or (len(copies) > 1 and not _attended(ends, cuts))):
         return None
     outs = [out for end in ends for out in end.outputs]
     shape = shape_of(outs[0], cuts.shapes)
@@ -148,6 +149,12 @@ def _computed(value: ir.Value) -> frozenset[ir.Value]:
         found.add(current)
         stack += data_inputs(node)
     return frozenset(found)
+
+
+def _attended(ends: Sequence[ir.Node], cuts: Cuts) -> bool:
+    """Whether attention reads a result: a cache with new entries, most of whose bytes one Concat moves just as well."""
+    users = {user for end in ends for out in end.outputs for user in cuts.remains.users_of(out)}
+    return any(isinstance(user, Region) and isinstance(user.spec, AttentionSpec) for user in users)
 
 
 def _joins(group: Sequence[ir.Node]) -> bool:

@@ -26,7 +26,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         for body in ("/If.else_branch", "/If.then_branch/If.1.then_branch", "/If.then_branch/If.1.else_branch")
     },
     "looped_layers": {"/Loop.body": ["row", "contraction", "contraction"]},
-    "growing_loop": {"/Loop.body": ["contraction"]},
+    "growing_loop": {"/Loop.body": ["contraction", "row"]},
     "captured_inside": {"": ["contraction", "attention"]},
     "known_branch": {"": ["contraction", "row"]},
 }
