@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, ANN202
-# pyright: basic
+# pyright: basic, reportMissingImports=false, reportIndexIssue=false
 """Triton's side of the comparison: attention and decode as its users write them, tuned over a few configurations."""
 
 import torch
