@@ -47,6 +47,8 @@ TOKENS, MODEL = 16384, 2048  # of attention: batch times length, heads times wid
 LENGTHS = (512, 1024, 2048, 4096, 16384)
 HEADS, SHARED, WIDTH = 32, 8, 128  # of decode
 CACHES = ((1, 8192), (1, 32768), (2, 8192), (4, 8192), (16, 8192), (16, 32768), (64, 8192), (64, 32768))
+LATENT, ROTARY, LATENT_HEADS = 512, 64, 128  # of decode from a latent cache
+LATENT_CACHES = ((64, 8192), (128, 8192))
 ROWS, COLUMNS, POSITIONS = 8192, 4096, 2048
 TOLERANCE = 4e-3  # of the norm, against the first peer in float32
 PEAK = 989.4e12  # bf16 operations a second of an H100 at its full clock, which the power cap does not allow for long
@@ -120,6 +122,8 @@ def cases(*, quick: bool) -> list[Callable[[], Case]]:
                 found.append(lambda width=width, length=length, causal=causal: attention_case(width, length, causal))
     for batch, keys in CACHES[::3] if quick else CACHES:
         found.append(lambda batch=batch, keys=keys: decode_case(batch, keys))
+    for batch, keys in LATENT_CACHES[::2] if quick else LATENT_CACHES:
+        found.append(lambda batch=batch, keys=keys: latent_case(batch, keys))
     for kind in ("rmsnorm", "layernorm", "softmax", "swiglu", "rope"):
         found.append(lambda kind=kind: row_case(kind))
     return found
@@ -275,6 +279,35 @@ def decode_case(batch: int, keys: int) -> Case:
         "Triton": lambda a: triton_kernels.decode(a["q"], a["k"], a["v"], a["o"]),
     }
     return Case(f"decode B={batch} K={keys}", spec, peers, bytes=4.0 * batch * SHARED * keys * WIDTH)
+
+
+def latent_case(batch: int, keys: int) -> Case:
+    """One query per head over one cache of all heads, whose rows are keys and, as far as `LATENT` goes, values."""
+    width, scale = LATENT + ROTARY, (LATENT // 4 + ROTARY) ** -0.5
+    q, c = tensor("q", batch, LATENT_HEADS, 1, width, dtype=DType.F16), tensor("c", batch, keys, width, dtype=DType.F16)
+    o = tensor("o", batch, LATENT_HEADS, 1, LATENT, dtype=DType.F16)
+    b, h, i, j, d, e = axes(b=batch, h=LATENT_HEADS, i=1, j=keys, d=width, e=LATENT)
+    raw, acc = Var("raw", DType.F32), Var("acc", DType.F32)
+    views = (View("query", (b, h, i, d), Load(q, (b, h, i, d))), View("key", (b, h, j, d), Load(c, (b, j, d))),
+             View("value", (b, h, j, e), Load(c, (b, j, e))))  # fmt: skip
+    result = Result(Place(o, (b, h, i, e), (b, h, i, e)), cast(acc, DType.F16))
+    spec = AttentionSpec((q, c), *views, raw, (b, h, i, j), raw * const(scale, DType.F32), acc, (result,))
+
+    def matrices(arrays: Arrays) -> Any:
+        queries, cache = arrays["q"][:, :, 0], arrays["c"]
+        weights = torch.softmax(torch.baddbmm(queries.new_zeros(1), queries, cache.mT, beta=0, alpha=scale), -1)
+        return torch.bmm(weights, cache[..., :LATENT], out=arrays["o"][:, :, 0])
+
+    def exact(arrays: Arrays) -> Any:
+        queries, cache = arrays["q"][:, :, 0].float(), arrays["c"].float()
+        return (torch.softmax(queries @ cache.mT * scale, -1) @ cache[..., :LATENT])[:, :, None]
+
+    peers: dict[str, Callable[[Arrays], Any]] = {
+        "torch": matrices,
+        "Triton": lambda a: triton_kernels.latent(a["q"], a["c"], a["o"], scale),
+    }
+    flops = 2.0 * batch * LATENT_HEADS * keys * (width + LATENT)
+    return Case(f"latent decode B={batch} K={keys}", spec, peers, flops, 2.0 * batch * keys * width, reference=exact)
 
 
 def row_case(kind: str) -> Case:

@@ -104,3 +104,47 @@ def decode(q, k, v, out):
     _part[grid](q, k, v, room, tops, totals, width**-0.5 * LOG2E, keys, keys // parts, group, width, 64, num_stages=4)
     _joined[(batch * shared, group)](room, tops, totals, out, group, width, parts)
     return out
+
+
+LATENT = [
+    triton.Config({"BH": heads, "BN": keys}, num_warps=warps, num_stages=stages)
+    for heads, keys, warps, stages in ((16, 32, 4, 2), (64, 32, 8, 2), (64, 64, 8, 1))
+]
+
+
+@triton.autotune(LATENT, key=["length"])
+@triton.jit
+def _latent(q_at, c_at, o_at, scale, length, H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BH: tl.constexpr,
+            BN: tl.constexpr):  # fmt: skip
+    batch = tl.program_id(1).to(tl.int64)
+    heads, columns = tl.program_id(0) * BH + tl.arange(0, BH), tl.arange(0, BN)
+    depth, rotary = tl.arange(0, D), D + tl.arange(0, R)
+    q_rows = q_at + (batch * H + heads)[:, None] * (D + R)
+    q, q_rotary = tl.load(q_rows + depth[None, :]), tl.load(q_rows + rotary[None, :])
+    top, total = tl.full([BH], -float("inf"), tl.float32), tl.zeros([BH], tl.float32)
+    out = tl.zeros([BH, D], tl.float32)
+    for start in range(0, length, BN):
+        keys = start + columns
+        c_rows = c_at + (batch * length + keys)[:, None] * (D + R)
+        c = tl.load(c_rows + depth[None, :])
+        scores = tl.dot(q_rotary, tl.trans(tl.load(c_rows + rotary[None, :])), tl.dot(q, tl.trans(c))) * scale
+        new = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        rescale = tl.exp2(top - new)
+        total = total * rescale + tl.sum(weights, 1)
+        out = tl.dot(weights.to(c.dtype), c, out * rescale[:, None])
+        top = new
+    o_rows = o_at + (batch * H + heads)[:, None] * D
+    tl.store(o_rows + depth[None, :], (out / total[:, None]).to(o_at.dtype.element_ty))
+
+
+def latent(q, c, out, scale):
+    """One query per head of [B, H, 1, D + R] over one cache [B, K, D + R] of all heads; values are its first D."""
+    batch, heads, _, width = q.shape
+    deep = out.shape[3]
+
+    def grid(meta):
+        return heads // meta["BH"], batch
+
+    _latent[grid](q, c, out, scale * LOG2E, c.shape[1], heads, deep, width - deep)
+    return out

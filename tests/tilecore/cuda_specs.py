@@ -115,6 +115,40 @@ def attention_spec(form: AttentionForm) -> AttentionSpec:
 
 
 @dataclass(frozen=True)
+class LatentForm:
+    """One query per head over one cache [B, K, latent + rotary] for all heads: its rows are keys, and values as far as
+    `latent` goes.
+    """
+
+    batch: int
+    heads: int
+    keys: Dim
+    latent: int = 512
+    rotary: int = 64
+    dtype: DType = F16
+
+
+def latent_spec(form: LatentForm) -> AttentionSpec:
+    """The spec of decoding from a latent cache; inputs "q" and "c", output "o"."""
+    B, H, K, D, E = form.batch, form.heads, form.keys, form.latent + form.rotary, form.latent
+    q, c = tensor("q", form.dtype, B, H, 1, D), tensor("c", form.dtype, B, K, D)
+    o = tensor("o", form.dtype, B, H, 1, E)
+    b, h, i, j, d, e = axis("b", B), axis("h", H), axis("i", 1), axis("j", K), axis("d", D), axis("e", E)
+    raw, acc = Var("raw", F32), Var("acc", F32)
+    return AttentionSpec(
+        (q, c),
+        View("query", (b, h, i, d), Load(q, (b, h, i, d))),
+        View("key", (b, h, j, d), Load(c, (b, j, d))),
+        View("value", (b, h, j, e), Load(c, (b, j, e))),
+        raw,
+        (b, h, i, j),
+        raw * const((form.latent // 4 + form.rotary) ** -0.5, F32),
+        acc,
+        (Result(Place(o, (b, h, i, e), (b, h, i, e)), cast(acc, form.dtype)),),
+    )
+
+
+@dataclass(frozen=True)
 class RowForm:
     """A program over rows by name; `positions` are the rows of a table of rotary factors."""
 

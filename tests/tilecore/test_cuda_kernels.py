@@ -7,7 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_specs import BF16, F16, F32, AttentionForm, ProductForm, attention_spec, product_spec, tensor
+from cuda_specs import (
+    BF16,
+    F16,
+    F32,
+    AttentionForm,
+    LatentForm,
+    ProductForm,
+    attention_spec,
+    latent_spec,
+    product_spec,
+    tensor,
+)
 
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Load, Sym, Var, cast
@@ -18,6 +29,7 @@ from tilecore.cuda.kernel import KernelPlan
 from tilecore.cuda.nvrtc import load_nvrtc, read_report
 from tilecore.cuda.profile import H100
 from tilecore.cuda.recommend import choices
+from tilecore.cuda.reshape import heads_as_queries
 from tilecore.cuda.scales import keep_scale
 from tilecore.interpret import interpret
 from tilecore.library import kernel_for
@@ -77,6 +89,56 @@ def test_attention_keeps_weights_in_registers_and_scores_unscaled() -> None:
     assert plan_of(source).role_registers == (240, 24)
     assert "s[x] = t1;" not in source.text
     assert "fmaf(" in source.text
+
+
+def test_values_that_are_columns_of_the_keys_are_not_fetched_again() -> None:
+    source = first(latent_spec(LatentForm(64, 128, 8192)))
+    plan = plan_of(source)
+    assert plan.roles.held == {"v": "k"}
+    assert [[tile.buffer.name for tile in ring.tiles] for ring in plan.rings][1:] == [["k"]]
+    assert source.text.count("&map_k,") == 576 // 64
+    assert "map_v" not in source.text
+
+
+def test_values_from_elsewhere_in_the_keys_are_a_tile_of_their_own() -> None:
+    spec = latent_spec(LatentForm(64, 128, 8192))
+    b, _, j, e = spec.v.axes
+    moved = replace(spec, v=replace(spec.v, value=Load(spec.inputs[1], (b, j, e + 64))))
+    with pytest.raises(CudaError, match=r"k: 73728 bytes x 2; v: 65536 bytes x 2"):
+        first(moved)
+
+
+def test_two_warpgroups_share_the_columns_of_wide_values_and_meet_over_rows() -> None:
+    source = first(latent_spec(LatentForm(64, 128, 8192)))
+    roles = plan_of(source).roles
+    assert (roles.consumers, roles.parts, roles.block_rows) == (2, 2, 64)
+    assert roles.fragments == {"s": 64 // 2 // 2, "o1": 512 // 2 // 2}
+    assert roles.exchanged == ("p",)
+    assert source.text.count("join_groups<Fmax, 2>") == 1
+    assert source.text.count("join_groups<Sum, 2>") == 1  # once, after the loop
+
+
+def test_keys_of_a_last_tile_are_masked_by_the_columns_that_a_warpgroup_has() -> None:
+    text = first(latent_spec(LatentForm(3, 128, 1001))).text
+    assert re.search(r"const int (j\d*) = own_column \+ \(x >> 2\) \* 8 \+ \(x & 1\) \+ warpgroup \* 32;", text)
+    assert re.search(r"\bj\d* \+ \(n \* 64\)\) < 1001", text)
+
+
+@pytest.mark.parametrize("form", [LatentForm(2, 6, 70, 64, 64), LatentForm(1, 16, 33, 128, 64)])
+def test_heads_over_one_cache_become_queries_of_one_tile(form: LatentForm) -> None:
+    spec = latent_spec(form)
+    shared = heads_as_queries(spec)
+    assert shared is not None
+    function, operands = kernel_for(shared)
+    program = trace(function, inputs=spec.inputs, operands=operands, extents={"block_m": 64, "block_n": 64})
+    rng = np.random.default_rng(0)
+    q, c = (rng.standard_normal([Evaluator({}, {})(dim) for dim in tensor.shape]) for tensor in spec.inputs)
+    q, c = (array.astype(np.float16) for array in (q, c))
+    scores = np.einsum("bhd,bkd->bhk", q[:, :, 0].astype(float), c.astype(float))
+    weights = np.exp(scores * (form.latent // 4 + form.rotary) ** -0.5)
+    expected = np.einsum("bhk,bke->bhe", weights / weights.sum(-1, keepdims=True), c[..., : form.latent].astype(float))
+    result = interpret(program, {"q": q, "c": c})["o"][:, :, 0]
+    assert np.linalg.norm(result - expected) < 1e-3 * np.linalg.norm(expected)
 
 
 def test_causal_tiles_stop_at_the_diagonal_and_long_ones_go_with_short_ones() -> None:
@@ -160,7 +222,7 @@ def test_tiles_that_warpgroups_cannot_share_are_refused() -> None:
 
 
 def test_heads_of_another_width_are_refused() -> None:
-    with pytest.raises(CudaError, match="heads of 80 elements: CUDA attention has 64 and 128"):
+    with pytest.raises(CudaError, match="heads of 80 elements: CUDA attention has 64, 128 and values of more than 256"):
         list(choices(attention_spec(replace(HEADS, width=80)), H100))
 
 

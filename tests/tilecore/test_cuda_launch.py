@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 from cuda_arrays import TOLERANCE, arrays, error, run
-from cuda_specs import F16, F32, AttentionForm, ProductForm, attention_spec, product_spec
+from cuda_specs import (
+    BF16,
+    F16,
+    F32,
+    AttentionForm,
+    LatentForm,
+    ProductForm,
+    attention_spec,
+    latent_spec,
+    product_spec,
+)
 
 from tilecore.contract.expr import Sym
 from tilecore.cuda.compile import compile_cuda
@@ -38,6 +48,24 @@ def test_products(form: ProductForm, tmp_path: Path) -> None:
     if form.program == "gelu":
         expected = torch.nn.functional.gelu(expected, approximate="tanh")
     assert error(found["y"], expected) < TOLERANCE[form.output or form.dtype]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        LatentForm(2, 128, 1024),
+        LatentForm(3, 128, 1001, dtype=BF16),
+        LatentForm(1, 16, Sym("S")),
+        LatentForm(140, 64, 200),  # blocks take a second tile
+        LatentForm(2, 100, 65, latent=384, rotary=128),
+    ],
+)
+def test_decoding_from_a_latent_cache(form: LatentForm, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    found = run(latent_spec(form), tmp_path, torch, S=77)
+    scores = found["q"][:, :, 0] @ found["c"].mT * (form.latent // 4 + form.rotary) ** -0.5
+    expected = torch.softmax(scores, -1) @ found["c"][..., : form.latent]
+    assert error(found["o"][:, :, 0], expected) < TOLERANCE[form.dtype]
 
 
 @pytest.mark.parametrize(

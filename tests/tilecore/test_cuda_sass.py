@@ -6,7 +6,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cuda_specs import F16, AttentionForm, ProductForm, RowForm, attention_spec, product_spec, row_spec
+from cuda_specs import (
+    F16,
+    AttentionForm,
+    LatentForm,
+    ProductForm,
+    RowForm,
+    attention_spec,
+    latent_spec,
+    product_spec,
+    row_spec,
+)
 
 from tilecore.contract.spec import Spec
 from tilecore.cuda.compile import CudaKernel, compile_cuda
@@ -15,6 +25,7 @@ pytestmark = pytest.mark.cpu
 PRODUCT = product_spec(ProductForm(4096, 4096, 4096))
 ATTENTION = attention_spec(AttentionForm(2, 4, 4096, 4096, 128, causal=True))
 DECODE = attention_spec(AttentionForm(1, 32, 1, 8192, 128, F16, groups=4))
+LATENT = latent_spec(LatentForm(64, 128, 8192))
 FEW_ROWS = product_spec(ProductForm(16, 4096, 4096))
 ROWS = row_spec(RowForm("rmsnorm", 8192, 4096))
 
@@ -43,10 +54,11 @@ def built(spec: Spec, cache: Path) -> CudaKernel:
         (PRODUCT, {"HGMMA", "UTMALDG", "UTMASTG", "SYNCS"}),
         (ATTENTION, {"HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU"}),
         (DECODE, {"HGMMA", "UTMALDG", "UCGABAR_ARV"}),
+        (LATENT, {"HGMMA", "UTMALDG", "USETMAXREG"}),
         (FEW_ROWS, {"HGMMA", "UTMALDG"}),
         (ROWS, {"LDG", "STG", "SHFL", "MUFU"}),
     ],
-    ids=["product", "attention", "decode", "few rows", "rows"],
+    ids=["product", "attention", "decode", "latent", "few rows", "rows"],
 )
 def test_machine_code_has_what_the_kernel_is_made_of(
     spec: Spec, there: set[str], object_cache: Path, tmp_path: Path
@@ -74,7 +86,7 @@ def test_products_are_issued_back_to_back(object_cache: Path, tmp_path: Path) ->
     assert disassemble(kernel.cubin.image, tmp_path)["HGMMA"] == 4
 
 
-@pytest.mark.parametrize("spec", [PRODUCT, ATTENTION, DECODE, FEW_ROWS, ROWS])
+@pytest.mark.parametrize("spec", [PRODUCT, ATTENTION, DECODE, LATENT, FEW_ROWS, ROWS])
 def test_resources_are_known_without_a_card(spec: Spec, object_cache: Path) -> None:
     kernel = built(spec, object_cache)
     report = kernel.cubin.report

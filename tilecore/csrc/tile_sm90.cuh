@@ -260,6 +260,25 @@ TILE_FN void reduce_columns(const float (&d)[N], float (&result)[2], bool clear)
   }
 }
 
+// Row values of warpgroups that share rows, each having reduced its own columns; `at` is room for all their rows.
+// Two such places taken in turn: who writes one has met the others since they read it.
+template <class Kind, int Groups>
+TILE_FN void join_groups(float (&result)[2], u32 at, u32 meeting) {
+  const u32 row = at + (threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) * 4;
+  if (threadIdx.x % 4 == 0)
+    TILE_UNROLL for (int h = 0; h < 2; h++) {
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(row + threadIdx.x / 128 * 256 + 32 * h), "f"(result[h]) : "memory");
+    }
+  named_sync(meeting, Groups * 128);
+  TILE_UNROLL for (int h = 0; h < 2; h++) {
+    float parts[Groups];
+    TILE_UNROLL for (int group = 0; group < Groups; group++)
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(parts[group]) : "r"(row + group * 256 + 32 * h) : "memory");
+    result[h] = parts[0];
+    TILE_UNROLL for (int group = 1; group < Groups; group++) result[h] = Kind::join(result[h], parts[group]);
+  }
+}
+
 // ---- rows: runs of elements between device memory and registers, and reductions over the threads of a row ----
 TILE_FN void fetch_words(u32* to, const void* from, int words) {
   if (words == 4)

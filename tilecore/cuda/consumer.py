@@ -14,14 +14,14 @@ from tilecore.cuda.kernel import STAGING_CHUNKS, WARPGROUP, KernelPlan, Ring, ex
 from tilecore.cuda.masks import inside
 from tilecore.cuda.overlap import Overlap
 from tilecore.cuda.partial import partial_sums
-from tilecore.cuda.products import product_of
+from tilecore.cuda.products import Product, product_of
 from tilecore.cuda.roles import CHUNK, GROUP_ROWS, extents, stored_rectangle
 from tilecore.cuda.values import HALVES, Values, pointer, stored
 from tilecore.graph import depth_axes
 from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Join, Parallel, Reduce, Stmt, Store, statements
 
 GROUP_ROW = Var("group_row")  # the first row of the warpgroup
-TURN, STORE = 1, 5  # named barriers: turns of up to 3 warpgroups, staged stores of each
+TURN, STORE, MEET = 1, 5, 8  # named barriers: turns of up to 3 warpgroups, staged stores of each, all of them
 
 
 class Consumer:
@@ -41,6 +41,7 @@ class Consumer:
         self.last_use: dict[str, Gemm] = {}
         for ring in plan.rings:
             own = {tile.buffer.name for tile in ring.tiles}
+            own |= {name for name, holder in plan.roles.held.items() if holder in own}
             self.last_use[ring.name] = [gemm for gemm in gemms if {gemm.a.name, gemm.b.name} & own][-1]
 
     def body(self) -> list[str]:
@@ -49,11 +50,12 @@ class Consumer:
             self.lines.append(f"registers_raise<{self.plan.role_registers[0]}>();")
         self.lines += [
             f"const int thread = threadIdx.x % {WARPGROUP}, warp = thread / 32, lane = threadIdx.x % 32;",
-            f"const int group_row = warpgroup * {GROUP_ROWS};",
+            f"const int group_row = {'0' if self.roles.parts > 1 else f'warpgroup * {GROUP_ROWS}'};",
             "const int own_row = group_row + 16 * warp + lane / 4, own_column = 2 * (lane % 4);",
             "int slot = 0;",
             "u32 phase = 0, once = 0;",
             *(["int spot = 0;"] if self.plan.ahead > 1 else []),
+            *(["int row_slot = 0;"] if self.roles.parts > 1 else []),
         ]
         if self.plan.split.groups:
             self.lines.append("u32 joined = 0;")
@@ -89,9 +91,12 @@ class Consumer:
             case For():
                 self._drain()
                 self.partial = partial_sums(stmt, self.roles.statistics)
-                self.lines += [f"if (lane % 4 != 0) {name}[0] = {name}[1] = 0.0f;" for name in self.partial]
+                others = "lane % 4 != 0" + (" || warpgroup != 0" if self.roles.parts > 1 else "")
+                self.lines += [f"if ({others}) {name}[0] = {name}[1] = 0.0f;" for name in self.partial]
                 self._loop(stmt) if self.plan.overlap is None else self._overlapped(stmt, self.plan.overlap)
-                self.lines += [f"join_quads<Sum>({name});" for name in self.partial]
+                for name in self.partial:
+                    self.lines.append(f"join_quads<Sum>({name});")
+                    self._join_parts("Sum", name)
                 self.partial = ()
             case Copy():
                 self._copy(stmt)
@@ -139,7 +144,8 @@ class Consumer:
         outer, self.lines = self.lines, []
         self.names[loop.var] = var
         tail = loop.body[-1]
-        self.carried = tail if isinstance(tail, Gemm) else None
+        # where two warpgroups share a tile, slots are few: one is free, and asked for again, as soon as it is read
+        self.carried = tail if isinstance(tail, Gemm) and self.roles.parts == 1 else None
         carries = self.carried
         for stmt in loop.body:
             self._statement(stmt)
@@ -242,12 +248,16 @@ class Consumer:
         if gemm.a.name in self.roles.packed:
             left = f"{gemm.a.name} + 4 * x"
             self.lines.append(f"pin({gemm.a.name});")
+        elif gemm.a.name in self.roles.exchanged:
+            left = f"depth_major(tile_{gemm.a.name} + x / 4 * {GROUP_ROWS * 128}) + x % 4 * 2"
+        elif self.roles.parts > 1:
+            left = self._descriptor(gemm.a, product.a_minor, "")
         else:
             rows = self._chunk_rows(gemm.a)
             # a warpgroup's rows: 64 rows of each chunk along the depth, or one chunk of rows
             skip = rows * 128 if product.a_minor else GROUP_ROWS * 128
             left = self._descriptor(gemm.a, product.a_minor, f" + warpgroup * {skip}")
-        right = self._descriptor(gemm.b, product.b_minor, "")
+        right = self._descriptor(gemm.b, product.b_minor, self._own_columns(product, gemm.b))
         self.lines += [
             f"pin({gemm.c.name});",
             "products_fence();",
@@ -255,6 +265,13 @@ class Consumer:
             f"  {product.name}({gemm.c.name}, {left}, {right}, {'x != 0' if gemm.clear else '1'});",
             "products_commit();",
         ]
+
+    def _own_columns(self, product: Product, right: Buffer) -> str:
+        """Where a warpgroup's columns of the right operand begin: at a chunk of them, or at a row of every chunk."""
+        if self.roles.parts == 1:
+            return ""
+        chunk = self._chunk_rows(right) * 128
+        return f" + warpgroup * {product.columns // CHUNK * chunk if product.b_minor else product.columns * 128}"
 
     def _chunk_rows(self, buffer: Buffer) -> int:
         return self.roles.staged[buffer.name].chunk_rows
@@ -264,13 +281,14 @@ class Consumer:
         return spot(self.plan) if ring.copies[0] in self.plan.program.body else self.at
 
     def _ring(self, buffer: Buffer) -> Ring:
-        return next(ring for ring in self.plan.rings if any(tile.buffer == buffer for tile in ring.tiles))
+        holder = self.roles.holder(buffer)
+        return next(ring for ring in self.plan.rings if any(tile.buffer == holder for tile in ring.tiles))
 
     def _descriptor(self, buffer: Buffer, minor: bool, skip: str) -> str:
         """Of step x of the depth, 16 elements each."""
-        tile = self.roles.staged[buffer.name]
+        tile = self.roles.staged[self.roles.holder(buffer).name]
         chunk = tile.chunk_rows * 128
-        base = f"tile_{buffer.name} + {self._slot(buffer)} * {tile.bytes}{skip}"
+        base = f"tile_{tile.buffer.name} + {self._slot(buffer)} * {tile.bytes}{skip}"
         if minor:
             return f"depth_minor({base}, {chunk}) + x * {16 * 128 // 16}"
         return f"depth_major({base} + x / 4 * {chunk}) + x % 4 * 2"
@@ -308,13 +326,44 @@ class Consumer:
         if not (isinstance(source, Buffer) and isinstance(target, Buffer)):
             return
         self._drain()
-        if target.name in self.roles.packed:
+        if target.name in self.roles.exchanged:
+            self._exchange(source, target)
+        elif target.name in self.roles.packed:
             count = self.roles.packed[target.name]
             pair = f"pair_{target.dtype}({source.name}[2 * x], {source.name}[2 * x + 1])"
             self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x++) {target.name}[x] = {pair};")
         else:
             count = self._count(target)
             self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x++) {target.name}[x] = {source.name}[x];")
+
+    # ---- warpgroups that share rows ----
+
+    def _meet(self) -> str:
+        return f"named_sync({MEET}, {self.roles.consumers * WARPGROUP});"
+
+    def _exchange(self, source: Buffer, target: Buffer) -> None:
+        """A fragment to swizzled shared memory, where every warpgroup has its columns."""
+        parts = self._count(source) // 8  # of 16 columns
+        pairs = ", ".join(f"pair_{target.dtype}({source.name}[8 * x + {i}], {source.name}[8 * x + {i + 1}])"
+                          for i in range(0, 8, 2))  # fmt: skip
+        self.lines += [
+            self._meet(),  # nobody reads what is there any more
+            f"TILE_UNROLL for (int x = 0; x < {parts}; x++) {{",
+            f"  const int part = warpgroup * {parts} + x;",
+            f"  const u32 row = tile_{target.name} + part / 4 * {GROUP_ROWS * 128} + (warp * 16 + lane % 16) * 128;",
+            f"  store_matrices(row + ((part % 4 * 2 + lane / 16 ^ lane % 8) << 4), {pairs});",
+            "}",
+            "show_to_copies();",
+            self._meet(),
+        ]
+
+    def _join_parts(self, kind: str, name: str) -> None:
+        if self.roles.parts > 1:
+            size = self.roles.parts * GROUP_ROWS * 4
+            self.lines.append(
+                f"join_groups<{kind}, {self.roles.parts}>({name}, row_parts + row_slot * {size}, {MEET});"
+            )
+            self.lines.append("row_slot ^= 1;")
 
     # ---- work on elements ----
 
@@ -333,6 +382,13 @@ class Consumer:
             self.lines.append(f"add_columns({reduce.src.name}, {reduce.dst.name});")
             return
         kind = REDUCTIONS[reduce.kind]
+        if self.roles.parts > 1:
+            name = reduce.dst.name
+            self.lines += ["{", "float part[2];", f"reduce_columns<{kind}>({reduce.src.name}, part, true);"]
+            self._join_parts(kind, "part")
+            value = "part[h]" if reduce.clear else f"{kind}::join({name}[h], part[h])"
+            self.lines += [f"TILE_UNROLL for (int h = 0; h < 2; h++) {name}[h] = {value};", "}"]
+            return
         clear = "true" if reduce.clear else "false"
         self.lines.append(f"reduce_columns<{kind}>({reduce.src.name}, {reduce.dst.name}, {clear});")
 
@@ -406,7 +462,7 @@ class Consumer:
 
     def _positions(self, stmt: Parallel, value: Expr) -> tuple[Expr, dict[Expr, str], list[str]]:
         """`value`, and row and column of element x; where memory is read, and there alone, clipped to what exists."""
-        where = ("own_row + (x >> 1 & 1) * 8", "own_column + (x >> 2) * 8 + (x & 1)")
+        where = self._where(stmt)
         read = {var for load in loads(value) if isinstance(load.source, Tensor) for var in variables(load)}
         inside_of = {var: Var(f"{var.name}_in") for var in stmt.axes if var in read}
 
@@ -430,6 +486,13 @@ class Consumer:
                 names[inside_of[var]] = inside_of[var].name
         return clipped, names, lines
 
+    def _where(self, stmt: Parallel) -> tuple[str, str]:
+        """Row and column of element x."""
+        column = "own_column + (x >> 2) * 8 + (x & 1)"
+        if self.roles.parts > 1 and len(stmt.axes) == 2:
+            column += f" + warpgroup * {2 * self._elements(stmt)}"
+        return "own_row + (x >> 1 & 1) * 8", column
+
     def _limits(self, var: Var) -> tuple[Expr, ...]:
         graph = self.roles.graph
         own = graph.classes[var]
@@ -445,7 +508,7 @@ class Consumer:
         place = store.target
         assert isinstance(place, Place)
         value, names, positions = self._positions(stmt, store.value)
-        where = ("own_row + (x >> 1 & 1) * 8", "own_column + (x >> 2) * 8 + (x & 1)")
+        where = self._where(stmt)
         free = {var: f"{var.name}_at" for var in stmt.axes}
         values, places = self._values(names), self._values({**free})
         text = values.text(value)
@@ -469,7 +532,7 @@ class Consumer:
             return 4
         extent = extent_of_axis(stmt, 1)
         assert isinstance(extent, Const)
-        return int(extent.value) // 2
+        return int(extent.value) // 2 // self.roles.parts
 
     def _staged_store(self, stmt: Parallel) -> None:
         """Fragments through swizzled shared memory, 64 columns per tensor copy, which clips them."""

@@ -48,6 +48,7 @@ def describe(plan: KernelPlan) -> list[str]:
             side = "columns" if tile.contiguous == 1 else "rows"
             shape = " x ".join(map(str, tile.buffer.shape))
             lines.append(f"{tile.buffer.name}: {shape} {tile.buffer.dtype}, {ring.slots} slots, contiguous {side}")
+    lines += [f"{name}: the first columns of {holder}" for name, holder in roles.held.items()]
     lines += [f"{name}: {words} registers" for name, words in {**roles.fragments, **roles.packed}.items()]
     return lines
 
@@ -77,6 +78,9 @@ def _layout(plan: KernelPlan) -> list[str]:
         for tile in ring.tiles:
             lines.append(f"const u32 tile_{tile.buffer.name} = base + {offset};  // + {tile.bytes} per slot")
             offset += tile.bytes * ring.slots
+    for name, size in plan.exchanged:
+        lines.append(f"const u32 {name} = base + {offset};  // + {size}")
+        offset += size
     if plan.staging_bytes:
         lines.append(f"const u32 staging = base + {offset};  // + {plan.staging_bytes} per warpgroup")
         offset += plan.staging_bytes * consumers

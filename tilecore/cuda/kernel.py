@@ -4,6 +4,7 @@ Comes in: roles of buffers and a number of stages. Goes out: a `KernelPlan`, che
 does not fit is refused here, with what was found, and never by the compiler.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from tilecore.contract.expr import Expr, Load, Op, Sym, Var, const, loads, symbols, variables
@@ -12,12 +13,13 @@ from tilecore.cuda.errors import CudaError
 from tilecore.cuda.joins import Split, plan_split
 from tilecore.cuda.overlap import Overlap, overlap_of
 from tilecore.cuda.profile import GpuProfile
-from tilecore.cuda.roles import CHUNK, GROUP_ROWS, MAX_RANK, Roles, Staged, number, stored_rectangle
+from tilecore.cuda.roles import CHUNK, GROUP_ROWS, MAX_RANK, Roles, Staged, extents, number, stored_rectangle
 from tilecore.cuda.values import STORAGE
 from tilecore.ir import Copy, For, Gemm, Parallel, Program, Stmt, Store, statements
 
 STAGING_CHUNKS = 2  # 64-column chunks that a warpgroup stages for one store
 ALIGNMENT = 1024  # of swizzled tiles
+ROW_SLOTS = 2  # exchanges of row values that may be under way at the same time
 WARPGROUP = 128
 ROLE_REGISTERS = {1: (0, 0), 2: (240, 24), 3: (160, 32)}  # consumers: registers of a consumer and a producer thread
 PLAIN_REGISTERS = 140  # tile registers that fit beside a producer of one warp
@@ -90,6 +92,14 @@ class KernelPlan:
         return STAGING_CHUNKS * GROUP_ROWS * 128 if self.staged_stores else 0
 
     @property
+    def exchanged(self) -> tuple[tuple[str, int], ...]:
+        """Left operands in shared memory that are computed here, with their bytes, and what joins row values."""
+        roles = self.roles
+        tiles = {buffer.name: math.prod(extents(buffer)) * 2 for buffer in self.program.buffers}
+        found = [(f"tile_{name}", tiles[name]) for name in roles.exchanged]
+        return (*found, ("row_parts", ROW_SLOTS * roles.parts * GROUP_ROWS * 4)) if roles.parts > 1 else ()
+
+    @property
     def ahead(self) -> int:
         """Tiles whose operands before the loop are there at the same time."""
         return max((ring.slots for ring in self.rings if ring.copies[0] in self.program.body), default=1)
@@ -114,7 +124,8 @@ class KernelPlan:
         """Dynamic shared memory of a block."""
         tiles = sum(ring.bytes * ring.slots for ring in self.rings)
         exchanges = sum(group.bytes for group in self.split.groups)
-        return ALIGNMENT + tiles + self.roles.consumers * (self.staging_bytes + exchanges) + 8 * self.barriers
+        own = sum(size for _, size in self.exchanged)
+        return ALIGNMENT + tiles + own + self.roles.consumers * (self.staging_bytes + exchanges) + 8 * self.barriers
 
 
 def plan_kernel(roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool = False) -> KernelPlan:
@@ -144,9 +155,9 @@ def plan_kernel(roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool
         own,
         balanced=_bound_by_grid(loops[0], program, split),
         grouped=_grouped(rings, program),
-        turns=consumers > 1 and len(products) > 1 and bool(in_loop),
+        turns=consumers > 1 and len(products) > 1 and bool(in_loop) and roles.parts == 1,
         split=split,
-        overlap=overlap_of(loops[0]) if overlap else None,
+        overlap=overlap_of(loops[0]) if overlap and roles.parts == 1 else None,
     )
     ahead = replace(plan, rings=_rings(roles, loops[0], stages, 2))
     if ahead.shared_bytes <= profile.shared_bytes:
@@ -162,7 +173,8 @@ def _rings(roles: Roles, loop: For, stages: int, ahead: int) -> tuple[Ring, ...]
         run: list[Copy] = []
         for stmt in (*body, None):
             if isinstance(stmt, Copy) and isinstance(stmt.src.source, View):
-                run.append(stmt)
+                if stmt.dst.source.name not in roles.held:
+                    run.append(stmt)
             elif run:
                 tiles = tuple(roles.staged[copy.dst.source.name] for copy in run)
                 rings.append(Ring("_".join(tile.buffer.name for tile in tiles), tiles, slots, tuple(run)))
@@ -171,9 +183,12 @@ def _rings(roles: Roles, loop: For, stages: int, ahead: int) -> tuple[Ring, ...]
 
 
 def _stageable(stmt: Parallel, roles: Roles) -> bool:
-    """Whether tensor copies can store it: a rectangle of 16-bit elements that they clip exactly."""
+    """Whether tensor copies can store it: a rectangle of 16-bit elements that they clip exactly.
+
+    Tiles that two warpgroups share leave no room for it.
+    """
     found = stored_rectangle(stmt)
-    if found is None:
+    if found is None or roles.parts > 1:
         return False
     place, (row_dim, column_dim), _ = found
     tensor = place.tensor
@@ -307,6 +322,7 @@ def _check(plan: KernelPlan, products: list[Gemm]) -> None:
     if plan.shared_bytes > plan.profile.shared_bytes:
         parts = [f"{tile.buffer.name}: {tile.bytes} bytes x {ring.slots}" for ring in plan.rings for tile in ring.tiles]
         parts.append(f"staged stores: {plan.staging_bytes} bytes x {plan.roles.consumers}")
+        parts += [f"{name}: {size} bytes" for name, size in plan.exchanged]
         raise CudaError(
             f"{plan.shared_bytes} bytes of shared memory, where {plan.profile.name} has {plan.profile.shared_bytes}: "
             f"{'; '.join(parts)}; take fewer stages or smaller tiles"

@@ -31,9 +31,9 @@ def product_of(gemm: Gemm, roles: Roles) -> Product:
     a_depth, b_depth = depth_axes(gemm)
     left = roles.staged.get(gemm.a.name)
     return Product(
-        extents(gemm.c)[1],
+        extents(gemm.c)[1] // roles.parts,
         str(gemm.b.dtype),
-        left is None,
+        gemm.a.name in roles.packed,
         left is not None and left.contiguous != a_depth[1],
         roles.staged[gemm.b.name].contiguous != b_depth[1],
     )

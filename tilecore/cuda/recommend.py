@@ -11,6 +11,7 @@ from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, Scan
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.reshape import heads_as_queries, turned
+from tilecore.cuda.roles import GROUP_ROWS, WIDEST
 from tilecore.cuda.row_plan import MAX_THREADS, row_vector
 from tilecore.library.score import score_of
 
@@ -118,9 +119,13 @@ def _decode(spec: AttentionSpec, width: int, profile: GpuProfile) -> Iterator[Ch
 
 def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:
     width = max(_size(spec.q.shape[3]), _size(spec.v.shape[3]))
-    if width not in ATTENTION_TILES:
-        raise CudaError(f"heads of {width} elements: CUDA attention has 64 and 128")
     shared = heads_as_queries(spec) or spec
+    if _size(spec.v.shape[3]) > WIDEST:
+        why = "64 queries, 64 keys a step, values' columns shared by two warpgroups"
+        yield Choice({"block_m": GROUP_ROWS, "block_n": 64}, 2, why, spec=shared)
+        return
+    if width not in ATTENTION_TILES:
+        raise CudaError(f"heads of {width} elements: CUDA attention has 64, 128 and values of more than {WIDEST}")
     queries = shared.q.shape[2]
     if isinstance(queries, Const) and int(queries.value) <= FEW // 4:
         yield from _decode(shared, width, profile)

@@ -70,10 +70,15 @@ def heads_as_queries(spec: AttentionSpec) -> AttentionSpec | None:
 
 
 def _shared_by(spec: AttentionSpec) -> int | None:
-    """How many heads read the same keys and values: both depend on the head through its quotient by that alone."""
+    """How many heads read the same keys and values: both depend on the head through its quotient by that alone, or not
+    at all, and then every head reads the same.
+    """
     found: set[int | None] = set()
     for view in (spec.k, spec.v):
         found |= _quotients(view.value, view.axes[1])
+    heads = extent_of(spec.k.axes[1])
+    if not found and isinstance(heads, Const):
+        return int(heads.value) if heads.value != 1 else None
     divisor = found.pop() if len(found) == 1 else None
     return divisor if divisor is not None and divisor > 1 else None
 

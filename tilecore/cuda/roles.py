@@ -3,7 +3,9 @@
 Comes in: a concrete program. Goes out: `Roles`. Products demand first: their operands lie in swizzled shared memory
 and come by tensor copies, their results are fragments of one warpgroup's 64 rows. Axis classes carry that along edges:
 a tile over the rows and columns of a product is a fragment of the same shape, a vector over its rows two registers per
-thread, a fragment that a product multiplies by is packed in registers. What no rule reaches is a conflict, by name.
+thread, a fragment that a product multiplies by is packed in registers. Results too wide for the registers of one
+warpgroup are shared by the columns between two, which then multiply by a tile that both write to shared memory. A tile
+that another one holds already is not copied again. What no rule reaches is a conflict, by name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,10 +17,11 @@ from tilecore.contract.spec import Place, Tensor, View
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.values import HALVES
 from tilecore.graph import TileGraph, build_graph, depth_axes, gemm_axes, split_affine, tile_axes
-from tilecore.ir import Buffer, Copy, Gemm, Parallel, Program, statements
+from tilecore.ir import Buffer, Copy, For, Gemm, Parallel, Program, statements
 
 GROUP_ROWS = 64  # rows of a product that one warpgroup has
 CHUNK = 64  # elements of the contiguous axis that 128 bytes hold
+WIDEST = 256  # columns of a product of one warpgroup
 MAX_BOX = 256  # elements of a tensor copy along any axis
 MAX_RANK = 5  # of a tensor map
 
@@ -51,21 +54,30 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What inference decided, by buffer name; `consumers` warpgroups share the `block_rows` rows of a tile."""
+    """What inference decided, by buffer name. `consumers` warpgroups share a tile: every 64 rows of it belong to
+    `parts` of them, and each of those has its part of the columns.
+    """
 
     program: Program
     graph: TileGraph
     staged: Mapping[str, Staged]
-    fragments: Mapping[str, int]  # floats of a thread: columns / 2
+    held: Mapping[str, str]  # staged tiles that are the first columns of another one: its name
+    fragments: Mapping[str, int]  # floats of a thread: columns / 2, of its part
+    exchanged: tuple[str, ...]  # left operands that warpgroups write to shared memory for each other
     packed: Mapping[str, int]  # register operands: words of a thread, columns / 4
     statistics: tuple[str, ...]
     consumers: int
+    parts: int
     rows_class: int
 
     @property
     def block_rows(self) -> int:
         """Rows of a tile."""
-        return self.consumers * GROUP_ROWS
+        return self.consumers // self.parts * GROUP_ROWS
+
+    def holder(self, buffer: Buffer) -> Buffer:
+        """The tile whose shared memory an operand lies in, often its own."""
+        return self.staged[self.held.get(buffer.name, buffer.name)].buffer
 
     @property
     def registers(self) -> int:
@@ -86,11 +98,13 @@ def infer_roles(program: Program) -> Roles:
     block_rows = extents(gemms[0].c)[0]
     if block_rows % GROUP_ROWS or not 1 <= block_rows // GROUP_ROWS <= 3:
         raise CudaError(f"tiles of {block_rows} rows: 64, 128 or 192 are what warpgroups can share")
+    parts = 2 if block_rows == GROUP_ROWS and any(extents(gemm.c)[1] > WIDEST for gemm in gemms) else 1
     fills = {copy.dst.source.name: copy for copy in _loads(program)}
     alone = {gemm_axes(gemm)[0][0] for gemm in gemms}  # rows of left operands: each matters to its own results only
     staged: dict[str, Staged] = {}
     fragments: dict[str, int] = {}
     packed: dict[str, int] = {}
+    exchanged: list[str] = []
     statistics: list[str] = []
     left = {gemm.a.name for gemm in gemms}
     for buffer in program.buffers:
@@ -99,17 +113,20 @@ def infer_roles(program: Program) -> Roles:
         if buffer.name in fills:
             staged[buffer.name] = _staged(buffer, fills[buffer.name], alone)
         elif buffer.name in left and on_rows:
-            packed[buffer.name] = _checked(buffer, shape[1] // 4)
+            words = _checked(buffer, shape[1] // 4, parts)
+            exchanged.append(buffer.name) if parts > 1 else packed.update({buffer.name: words})
         elif len(shape) == 2 and on_rows and buffer.dtype is DType.F32:
-            fragments[buffer.name] = _checked(buffer, shape[1] // 2)
+            fragments[buffer.name] = _checked(buffer, shape[1] // 2, parts)
         elif len(shape) == 1 and on_rows and buffer.dtype is DType.F32:
             statistics.append(buffer.name)
         else:
             raise CudaError(f"buffer {buffer.name} ({buffer.dtype}{list(shape)}) is no operand, product or row value")
     for gemm in gemms:
-        _check_product(gemm, staged, fragments, packed)
+        _check_product(gemm, staged, fragments, (*packed, *exchanged), parts)
+    held = _held(program, staged) if parts > 1 else {}
     return Roles(
-        program, graph, staged, fragments, packed, tuple(statistics), block_rows // GROUP_ROWS, rows_class
+        program, graph, staged, held, fragments, tuple(exchanged), packed, tuple(statistics),
+        block_rows // GROUP_ROWS * parts, parts, rows_class,
     )  # fmt: skip
 
 
@@ -131,11 +148,35 @@ def _loads(program: Program) -> Iterator[Copy]:
             yield stmt
 
 
-def _checked(buffer: Buffer, words: int) -> int:
-    columns = extents(buffer)[1]
-    if columns % 16 or not 16 <= columns <= 256:
-        raise CudaError(f"buffer {buffer.name} has {columns} columns: fragments have 16 to 256, in steps of 16")
-    return words
+def _held(program: Program, staged: Mapping[str, Staged]) -> dict[str, str]:
+    """Tiles that are the first columns of one copied just before, in the same body."""
+    found: dict[str, str] = {}
+    bodies = [program.body, *(stmt.body for stmt in statements(program.body) if isinstance(stmt, For))]
+    for body in bodies:
+        names = [stmt.dst.source.name for stmt in body if isinstance(stmt, Copy) and stmt.dst.source.name in staged]
+        for position, name in enumerate(names):
+            holder = next((one for one in names[:position] if one not in found and _holds(staged, one, name)), None)
+            if holder is not None:
+                found[name] = holder
+    return found
+
+
+def _holds(staged: Mapping[str, Staged], one: str, other: str) -> bool:
+    large, small = staged[one], staged[other]
+    same = (large.tensor, large.contiguous, large.dims, large.origin, large.chunk_rows)
+    return same == (small.tensor, small.contiguous, small.dims, small.origin, small.chunk_rows) and (
+        small.chunks <= large.chunks
+    )
+
+
+def _checked(buffer: Buffer, words: int, parts: int) -> int:
+    columns, step = extents(buffer)[1], 16 * parts
+    if columns % step or not step <= columns <= WIDEST * parts:
+        raise CudaError(
+            f"buffer {buffer.name} has {columns} columns: fragments of {parts} warpgroups have {step} to "
+            f"{WIDEST * parts}, in steps of {step}"
+        )
+    return words // parts
 
 
 def _staged(buffer: Buffer, copy: Copy, alone: set[tuple[str, int]]) -> Staged:
@@ -201,21 +242,23 @@ def _check_clip(view: View, axis: int, dim: int, buffer: Buffer, inner: int) -> 
 
 
 def _check_product(gemm: Gemm, staged: Mapping[str, Staged], fragments: Mapping[str, int],
-                   packed: Mapping[str, int]) -> None:  # fmt: skip
+                   computed: tuple[str, ...], parts: int) -> None:  # fmt: skip
     if gemm.c.name not in fragments:
         raise CudaError(f"the product in {gemm.c.name} is {gemm.c.dtype}; warpgroups sum in f32")
     if gemm.b.name not in staged:
         raise CudaError(f"the right operand {gemm.b.name} is computed in the kernel; a tensor copy must bring it")
-    if gemm.a.name not in staged and gemm.a.name not in packed:
+    if gemm.a.name not in staged and gemm.a.name not in computed:
         raise CudaError(f"the left operand {gemm.a.name} is neither copied from memory nor a fragment")
     if gemm.a.dtype is not gemm.b.dtype:
         raise CudaError(f"{gemm.a.name} is {gemm.a.dtype} and {gemm.b.name} is {gemm.b.dtype}; products take one type")
     depth = depth_axes(gemm)[0]
     if extents(gemm.a)[depth[1]] % 16:
         raise CudaError(f"the depth of {gemm.a.name} is {extents(gemm.a)[depth[1]]}; products go 16 deep")
+    if parts > 1 and gemm.a.name in computed and extents(gemm.a)[depth[1]] % CHUNK:
+        raise CudaError(f"{gemm.a.name} is shared by warpgroups: its depth must be a multiple of {CHUNK}")
     right = staged[gemm.b.name]
-    if right.contiguous != depth_axes(gemm)[1][1] and extents(gemm.c)[1] % CHUNK:
-        raise CudaError(f"{gemm.b.name} is contiguous along columns, which must then be a multiple of {CHUNK}")
+    if right.contiguous != depth_axes(gemm)[1][1] and extents(gemm.c)[1] % (CHUNK * parts):
+        raise CudaError(f"{gemm.b.name} is contiguous along columns, which must then be a multiple of {CHUNK * parts}")
 
 
 def stored_rectangle(stmt: Parallel) -> tuple[Place, tuple[int, int], tuple[Expr, ...]] | None:
