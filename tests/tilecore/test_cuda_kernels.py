@@ -141,6 +141,23 @@ def test_heads_over_one_cache_become_queries_of_one_tile(form: LatentForm) -> No
     assert np.linalg.norm(result - expected) < 1e-3 * np.linalg.norm(expected)
 
 
+def test_heads_that_share_one_head_of_keys_are_the_queries_of_one_tile() -> None:
+    spec = attention_spec(AttentionForm(2, 8, 1, 40, 64, F16, groups=8))
+    shared = heads_as_queries(spec)
+    assert shared is not None
+    assert [str(extent) for extent in shared.q.shape[:3]] == ["2", "1", "8"]
+    function, operands = kernel_for(shared)
+    program = trace(function, inputs=spec.inputs, operands=operands, extents={"block_m": 64, "block_n": 64})
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((2, 8 if name == "q" else 1, 1 if name == "q" else 40, 64)) for name in "qkv"}
+    arrays = {name: array.astype(np.float16) for name, array in arrays.items()}
+    q, k, v = (arrays[name].astype(float) for name in "qkv")
+    weights = np.exp(q @ k.swapaxes(-1, -2) / 8)
+    expected = weights / weights.sum(-1, keepdims=True) @ v
+    result = interpret(program, arrays)["o"]
+    assert np.linalg.norm(result - expected) < 1e-3 * np.linalg.norm(expected)
+
+
 def test_causal_tiles_stop_at_the_diagonal_and_long_ones_go_with_short_ones() -> None:
     causal, full = (first(attention_spec(replace(HEADS, causal=causal))) for causal in (True, False))
     assert "balanced_tile" in causal.text
