@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from onnx import TensorProto, helper
 from tritonclient import grpc as triton
 
@@ -188,6 +189,11 @@ def check_health(channel: grpc.Channel) -> None:
         assert error.code() is status
 
 
+def check_reflection(channel: grpc.Channel) -> None:
+    services = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+    assert services >= {"inference.GRPCInferenceService", "grpc.health.v1.Health"}
+
+
 def test_two_replicas_answer_as_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, as starting a cluster takes longer than all that is asked of it."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -203,6 +209,7 @@ def test_two_replicas_answer_as_one_server(tmp_path: Path, monkeypatch: pytest.M
             check_that_every_method_answers(channel)
             check_that_a_stream_is_answered_in_order_and_survives_errors(channel)
             check_health(channel)
+            check_reflection(channel)
 
 
 def test_the_file_for_serve_deploy_is_right() -> None:

@@ -1,6 +1,7 @@
 """The server as a process on the loopback interface, asked by Triton's client and by raw messages."""
 
 import re
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -224,6 +225,12 @@ def classification(request: pb.ModelInferRequest) -> None:
     request.outputs.add(name="total").parameters["classification"].int64_param = 3
 
 
+def fill(parameters: Any) -> None:
+    """One parameter more than are accepted."""
+    for number in range(65):
+        parameters[f"key{number}"].int64_param = number
+
+
 ONES = np.ones(6, dtype=np.int64).tobytes()
 CONTENTS = pb.InferTensorContents(int64_contents=[1] * 6)
 OUTPUT = pb.ModelInferRequest.InferRequestedOutputTensor
@@ -323,6 +330,80 @@ BAD: dict[str, tuple[pb.ModelInferRequest, grpc.StatusCode, str]] = {
     ),
     "shared memory": (edited(shared_memory), INVALID, "shared memory is not supported"),
     "classification": (edited(classification), INVALID, "classification"),
+    "tensors without inputs": (raw_request(inputs=[], raw_input_contents=[ONES]), INVALID, "lists 0 inputs"),
+    "two kinds of contents": (
+        raw_request(
+            inputs=[
+                sent(contents=pb.InferTensorContents(int64_contents=[1] * 6, fp32_contents=[1.0])),
+                sent("b", contents=CONTENTS),
+            ],
+            raw_input_contents=[],
+        ),
+        INVALID,
+        "int64_contents",
+    ),
+    "too many contents": (
+        raw_request(
+            inputs=[sent(contents=pb.InferTensorContents(int64_contents=[1] * 7)), sent("b", contents=CONTENTS)],
+            raw_input_contents=[],
+        ),
+        INVALID,
+        "holds 7",
+    ),
+    "a datatype in small letters": (both(datatype="int64"), INVALID, "'int64', but the model takes INT64"),
+    "a very long datatype": (both(datatype="I" * 100_000), INVALID, "the model takes INT64"),
+    "a very long input name": (raw_request(inputs=[sent("a"), sent("n" * 100_000)]), INVALID, "unknown input 'nnn"),
+    "an input that is a path": (raw_request(inputs=[sent("a"), sent("../b")]), INVALID, "unknown input '../b'"),
+    "an input with a zero byte": (raw_request(inputs=[sent("a"), sent("b\0")]), INVALID, "unknown input"),
+    "a nameless output": (raw_request(outputs=[OUTPUT(name="")]), INVALID, "unknown output ''"),
+    "a very long output name": (raw_request(outputs=[OUTPUT(name="n" * 100_000)]), INVALID, "unknown output 'nnn"),
+    "dims whose product is above 64 bits": (both(shape=(2**62, 2**62, 2**62)), INVALID, "between 0 and"),
+    "an empty tensor with data": (both(shape=(0, 3)), INVALID, "takes 0 bytes, but 48"),
+    "half of a half float": (
+        raw_request("identity_fp16", inputs=[sent("x", "FP16", (1,))], raw_input_contents=[b"\0"]),
+        INVALID,
+        "takes 2 bytes, but 1",
+    ),
+    "bfloats as contents": (
+        raw_request(
+            "identity_bf16",
+            inputs=[sent("x", "BF16", (1,), contents=pb.InferTensorContents(fp32_contents=[1]))],
+            raw_input_contents=[],
+        ),
+        INVALID,
+        "raw_input_contents",
+    ),
+    "text of the greatest length": (text_request(b"\xff\xff\xff\xffab", 1), INVALID, "claims 4294967295 bytes"),
+    "a negative id": (
+        raw_request(
+            "lookup", inputs=[sent("ids", shape=(1,))], raw_input_contents=[np.array([-99], dtype=np.int64).tobytes()]
+        ),
+        INVALID,
+        "cannot run on these inputs",
+    ),
+    "a very long id": (raw_request(id="i" * 1025), INVALID, "the id has 1025 characters"),
+    "too many parameters": (edited(lambda request: fill(request.parameters)), INVALID, "65 parameters"),
+    "too many parameters of an input": (
+        edited(lambda request: fill(request.inputs[0].parameters)),
+        INVALID,
+        "'a' has more than the 64 parameters",
+    ),
+    "an output in shared memory": (
+        edited(
+            lambda request: (
+                request.outputs.add(name="total")
+                .parameters["shared_memory_region"]
+                .MergeFrom(pb.InferParameter(string_param="region"))
+            )
+        ),
+        INVALID,
+        "shared memory is not supported",
+    ),
+    "the end of a sequence": (
+        edited(lambda request: request.parameters["sequence_end"].MergeFrom(pb.InferParameter(bool_param=True))),
+        INVALID,
+        "no state",
+    ),
     "a sequence": (
         edited(lambda request: request.parameters["sequence_id"].MergeFrom(pb.InferParameter(int64_param=1))),
         INVALID,
@@ -447,3 +528,19 @@ def test_other_calls_are_answered_while_a_model_runs(stub: Any) -> None:
     assert answer.model_name == "pair"
     assert not running.done()
     running.result(timeout=60)
+
+
+def test_expired_requests_are_not_computed(stub: Any) -> None:
+    """Their deadlines pass while all workers are busy."""
+
+    def counted() -> int:
+        return stub.ModelStatistics(pb.ModelStatisticsRequest(name="pair")).model_stats[0].inference_count
+
+    before = counted()
+    running = [stub.ModelInfer.future(slow_request(1000)) for _ in range(8)]  # as many as there are workers
+    time.sleep(0.1)
+    waiting = [stub.ModelInfer.future(raw_request(), timeout=0.05) for _ in range(20)]
+    assert {future.code() for future in waiting} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    for future in running:
+        future.result(timeout=60)
+    assert counted() == before

@@ -1,9 +1,11 @@
 """Start, readiness, failure and shutdown of the server as a process."""
 
+import json
 import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,11 @@ def repository(root: Path) -> Path:
     return root
 
 
-def slow_request(steps: int) -> pb.ModelInferRequest:
+def slow_request(steps: int, *, value: float = 7) -> pb.ModelInferRequest:
     request = pb.ModelInferRequest(model_name="slow")
     request.inputs.add(name="x", datatype="FP32", shape=[1])
     request.inputs.add(name="steps", datatype="INT64", shape=[])
-    request.raw_input_contents.extend([np.array([7], dtype=np.float32).tobytes(), np.array(steps).tobytes()])
+    request.raw_input_contents.extend([np.array([value], dtype=np.float32).tobytes(), np.array(steps).tobytes()])
     return request
 
 
@@ -64,6 +66,59 @@ def test_sigterm_answers_what_is_in_flight_and_queued(tmp_path: Path) -> None:
         server.process.kill()
     assert statuses[0] == SERVING
     assert statuses[-1] == NOT_SERVING
+
+
+def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
+    """100 requests wait and 6 clients keep sending when the signal comes. What the server's log calls answered, and
+    nothing else, has reached the clients; the rest was refused before it was taken.
+    """
+    flags = ("--workers", "4", "--log-calls", "--log-format", "json")
+    server = ServerProcess(repository(tmp_path / "models"), tmp_path / "cache", *flags).wait_ready()
+    stop = threading.Event()
+    try:
+        with ThreadPoolExecutor(6) as pool, grpc.insecure_channel(server.url) as channel:
+            stub: Any = GRPCInferenceServiceStub(channel)
+            steps = max(1, steps_for(stub, 0.02))
+            senders = [pool.submit(_keep_sending, server.url, seed, stop) for seed in range(6)]
+            waiting = [stub.ModelInfer.future(slow_request(steps, value=number)) for number in range(100)]
+            time.sleep(0.2)  # all have arrived, and take 0.5 s and more
+            unanswered = sum(not future.done() for future in waiting)
+            server.process.send_signal(signal.SIGTERM)
+            for number, future in enumerate(waiting):
+                assert _answer(future.result(timeout=60)) == [number]
+            assert server.wait_exit() == 0, server.log[-5:]
+            stop.set()
+            sent = [sender.result(timeout=30) for sender in senders]
+    finally:
+        stop.set()
+        server.process.kill()
+    assert unanswered > 20
+    assert min(sent) > 0
+    lines = [json.loads(line) for line in server.log if '"ModelInfer"' in line or "/ModelInfer" in line]
+    answered = sum(line.get("status") == "OK" for line in lines)
+    assert answered == 2 + len(waiting) + sum(sent)  # 2 measured how long a step takes
+
+
+def _answer(response: pb.ModelInferResponse) -> list[float]:
+    return np.frombuffer(response.raw_output_contents[0], dtype=np.float32).tolist()
+
+
+def _keep_sending(url: str, seed: int, stop: threading.Event) -> int:
+    """Ask one request after the other until the server takes no more; how many were answered."""
+    answered = 0
+    with grpc.insecure_channel(url, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)
+        while not stop.is_set():
+            value = 1000 * seed + answered % 1000
+            try:
+                answer = stub.ModelInfer(slow_request(1, value=value), timeout=60)
+            except grpc.RpcError as error:
+                failed: Any = error
+                assert failed.code() is grpc.StatusCode.UNAVAILABLE, failed  # not taken: safe to send elsewhere
+                return answered
+            assert _answer(answer) == [value]
+            answered += 1
+    return answered
 
 
 def _until_end(watch: Any) -> list[Any]:
