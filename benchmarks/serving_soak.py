@@ -158,7 +158,7 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def soak(seconds: float) -> tuple[Tally, list[int], int]:
-    """What the clients saw, the server's memory over time, and its exit status after a SIGTERM at the end, without load."""
+    """What the clients saw, the server's memory over time, and its exit status after a SIGTERM once they are done."""
     tally, stop = Tally(), threading.Event()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
