@@ -162,6 +162,23 @@ def test_a_load_that_fails_changes_nothing(root: Path, tmp_path: Path) -> None:
         assert index(stub) == {("double", "1"): "READY"}
 
 
+def test_loads_that_fail_leak_nothing(root: Path, tmp_path: Path) -> None:
+    def held() -> tuple[int, int]:
+        """Open files, and threads."""
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    with running(root, plain_loader(tmp_path / "cache"), **EXPLICIT) as (_, stub):
+        (root / "double" / "1" / "model.onnx").write_bytes(b"\xff" * 100)
+        seen: list[tuple[int, int]] = []
+        for _ in range(40):
+            assert status(lambda: load(stub))[0] is grpc.StatusCode.FAILED_PRECONDITION
+            seen.append(held())
+        files, threads = seen[9]  # gRPC has its threads by then
+        assert seen[-1][0] <= files + 2
+        assert seen[-1][1] <= threads + 2
+        assert ask(stub) == 2.0
+
+
 def test_one_bad_version_keeps_all_old_ones(root: Path, tmp_path: Path) -> None:
     (root / "double" / "config.pbtxt").write_text("version_policy { all { } }")
     with running(root, plain_loader(tmp_path / "cache"), **EXPLICIT) as (_, stub):
