@@ -37,7 +37,7 @@ def draft_of(ends: Sequence[ir.Node], cuts: Cuts) -> Draft | None:
     group = sorted({part for end in ends for part in _group(end, cuts)}, key=cuts.remains.position.__getitem__)
     copies = [part for part in group if part.op_type not in FREE_VIEWS]
     computes = any(is_pointwise(part) for part in group)
-    if not _joins(group) or not (computes or (len(copies) > 1 and not _attended(ends, cuts))):
+    if not _joins(group) or not (computes or (len(copies) > 1 and not _only_appends(ends, group, cuts))):
         return None
     outs = [out for end in ends for out in end.outputs]
     shape = shape_of(outs[0], cuts.shapes)
@@ -151,10 +151,13 @@ def _computed(value: ir.Value) -> frozenset[ir.Value]:
     return frozenset(found)
 
 
-def _attended(ends: Sequence[ir.Node], cuts: Cuts) -> bool:
-    """Whether attention reads a result: a cache with new entries, most of whose bytes one Concat moves just as well."""
+def _only_appends(ends: Sequence[ir.Node], group: Sequence[ir.Node], cuts: Cuts) -> bool:
+    """Whether attention reads caches that the caller gave, with entries that the caller gave: Concats move them as well."""
     users = {user for end in ends for out in end.outputs for user in cuts.remains.users_of(out)}
-    return any(isinstance(user, Region) and isinstance(user.spec, AttentionSpec) for user in users)
+    if not any(isinstance(user, Region) and isinstance(user.spec, AttentionSpec) for user in users):
+        return False
+    made = {value for node in group for value in node.outputs}
+    return all(value in made or value.producer() is None for node in group for value in data_inputs(node))
 
 
 def _joins(group: Sequence[ir.Node]) -> bool:
