@@ -152,7 +152,7 @@ def _computed(value: ir.Value) -> frozenset[ir.Value]:
 
 
 def _only_appends(ends: Sequence[ir.Node], group: Sequence[ir.Node], cuts: Cuts) -> bool:
-    """Whether attention reads caches that the caller gave, with entries that the caller gave: Concats move them as well."""
+    """Whether attention reads caches of the caller's, with entries of the caller's: Concats move them just as well."""
     users = {user for end in ends for out in end.outputs for user in cuts.remains.users_of(out)}
     if not any(isinstance(user, Region) and isinstance(user.spec, AttentionSpec) for user in users):
         return False
