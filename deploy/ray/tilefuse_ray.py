@@ -1,3 +1,5 @@
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# Ray is an extra: types are checked without it too.
 """The server as a Ray Serve application: every replica has the whole repository and answers every method.
 
 In: a folder of models that every node can read. Out: an application for `serve deploy` or `serve.run`. Invariants:
