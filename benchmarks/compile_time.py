@@ -17,14 +17,14 @@ from whole_models import Row
 
 from fuser.find import find
 from fuser.load import load
+from fuser.region import Region
 from models import bert
-from runtime.compile import host_objects
+from runtime import native
 from runtime.cost import machine_cost
+from runtime.kernels import kernel_writer
 from runtime.machine import machine_profile
 from runtime.options import Options
 from tilecore.canonical import canonical
-from tilecore.compile import compile_spec
-from tilecore.contract.spec import Spec
 from tilecore.link import link_kernels
 from tilecore.profile import HardwareProfile
 from tilecore.target import targets_for
@@ -45,25 +45,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
         bert.build(Path(folder) / "bert.onnx", size=size)
         found = find(load(Path(folder) / "bert.onnx"), machine_cost(profile, profile.target, fuse_all=False))
-        specs = [region.spec for region in found.regions]
         for how in ("empty cache", "from the cache"):
             start = time.perf_counter()
-            kernels, targets = build(specs, profile, options, Path(folder) / "cache")
+            kernels, targets = build(found.regions, profile, options, Path(folder) / "cache")
             taken = time.perf_counter() - start
-            name = FORM.format(regions=len(specs), kernels=kernels, targets=targets, how=how)
+            name = FORM.format(regions=len(found.regions), kernels=kernels, targets=targets, how=how)
             rows.append(Row(name, "s", taken, {}, 0.0, 0.0))
             print(f"{name}: {taken:.2f} s", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
-def build(specs: Sequence[Spec], profile: HardwareProfile, options: Options, cache: Path) -> tuple[int, int]:
+def build(regions: Sequence[Region], profile: HardwareProfile, options: Options, cache: Path) -> tuple[int, int]:
     """Compile and link; (distinct kernels, instruction sets)."""
-    targets, toolchain = targets_for("x86_64" if "x86" in profile.target.name else "aarch64"), find_toolchain(cache)
-    distinct = dict.fromkeys(canonical(spec) for spec in specs)
-    made = [compile_spec(spec, label="Bench", profile=profile, targets=targets) for spec in distinct]
-    named = {kernel.name: kernel for kernel in made}
-    link_kernels(list(named.values()), targets, toolchain, host=host_objects(toolchain))
+    targets = targets_for("x86_64" if "x86" in profile.target.name else "aarch64")
+    writer = kernel_writer(replace(options, cache=cache), profile, targets)
+    distinct = {canonical(region.spec): region.kind for region in regions}
+    made = [writer.write(kind, spec) for spec, kind in distinct.items()]
+    named = {kernel.name: kernel for kernel in made if not isinstance(kernel, str)}
+    link_kernels(list(named.values()), targets, find_toolchain(cache / "objects"), host=native.shim_sources())
     return len(named), len(targets)
 
 

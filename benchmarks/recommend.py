@@ -26,12 +26,12 @@ from models.graph import write
 from runtime.cost import machine_cost
 from runtime.machine import machine_profile
 from runtime.options import Options
-from tilecore.compile import HEADERS, Kernel, prepared
+from tilecore.compile import HEADERS, Kernel, prepare
 from tilecore.contract.spec import Spec
 from tilecore.profile import HardwareProfile
 from tilecore.recommend import Candidate, rank
 from tilecore.search import make_kernel, time_kernels
-from tilecore.toolchain import find_toolchain
+from tilecore.toolchain import Source, find_toolchain
 
 NEAR = 1.05
 TURNS, QUICK_TURNS = 10, 3
@@ -114,7 +114,7 @@ def spec_of(case: Case, profile: HardwareProfile) -> Spec:
     with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
         found = find(load(write(model, Path(folder) / "m.onnx")), machine_cost(profile, profile.target, fuse_all=True))
         (region,) = found.regions
-        return prepared(region.spec)
+        return prepare(region.spec)[0]
 
 
 def build(spec: Spec, profile: HardwareProfile, pool: ProcessPoolExecutor) -> dict[str, Kernel]:
@@ -129,7 +129,7 @@ def make_object(spec: Spec, config: Mapping[str, int], profile: HardwareProfile)
     options = Options.from_environment()
     kernel = make_kernel(spec, config, profile)
     toolchain = find_toolchain(options.cache / "objects", options.compiler)
-    toolchain.object(kernel.sources[profile.target.name], profile.target.flags, [HEADERS])
+    toolchain.object(Source(kernel.sources[profile.target.name], profile.target.flags, (HEADERS,)))
     return kernel
 
 

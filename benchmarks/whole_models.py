@@ -28,7 +28,7 @@ from runtime.bench import bench
 from runtime.compile import optimize
 from runtime.options import Options
 from runtime.verify import verify
-from tilecore.toolchain import find_toolchain
+from tilecore.toolchain import Source, find_toolchain
 
 Feeds = dict[str, np.ndarray[Any, Any]]
 
@@ -160,7 +160,7 @@ def make_feeds(seq: int) -> Feeds:
 def measure_peak(options: Options, threads: int) -> float:
     """Multiply-adds of float32 a second that `threads` cores do at once: the best of a few tries."""
     toolchain = find_toolchain(options.cache / "objects", options.compiler)
-    library = toolchain.library([toolchain.object(PEAK_SOURCE, ("-march=native",), ())])
+    library = toolchain.library([toolchain.object(Source(PEAK_SOURCE, ("-march=native",)))])
     function = ctypes.CDLL(str(library)).multiply_adds
     function.restype = ctypes.c_double
     function.argtypes = (ctypes.c_long, ctypes.POINTER(ctypes.c_float))

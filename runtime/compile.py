@@ -32,6 +32,7 @@ from fuser.standalone import is_weight
 from runtime import native
 from runtime.cost import machine_cost
 from runtime.inputs import InputError
+from runtime.kernels import kernel_writer
 from runtime.machine import machine_profile
 from runtime.options import Options
 from runtime.page.assemble import finish, sketch
@@ -40,24 +41,18 @@ from runtime.report import FaultReport, MissReport, RegionReport, Report
 from runtime.repro import write_repro
 from runtime.session import LIBRARY_HASH, library_hash
 from runtime.session import LoadError as SessionError
-from runtime.tuned import tuned_store
 from runtime.verify import FusedError, Verdict, VerifyError, expose
 from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
-from tilecore.compile import Dump, Kernel, compile_spec
+from tilecore.compile import Dump, Kernel
 from tilecore.contract.spec import Spec
-from tilecore.emit_expr import EmitError
-from tilecore.errors import TileError
-from tilecore.infer import InferenceError
 from tilecore.link import link_kernels
 from tilecore.profile import HardwareProfile
-from tilecore.recommend import NoConfigurationError
 from tilecore.target import Target, targets_for
-from tilecore.toolchain import BuildError, KernelBuildError, Toolchain, find_toolchain
+from tilecore.toolchain import BuildError, KernelBuildError, find_toolchain
 
 Array = npt.NDArray[Any]
 Progress = Callable[[str], None]
-LABELS = {"attention": "Attention", "contraction": "Contraction", "row": "Row", "scan": "Scan"}
 
 
 class CompileError(RuntimeError):
@@ -281,7 +276,7 @@ def fuse(
     nodes = sum(1 for _ in model.graph.all_nodes())
     progress("finding regions")
     profile, targets = machine_profile(options), _targets(options)
-    tuned = tuned_store(options, options.threads or profile.cores)
+    writer = kernel_writer(options, profile, targets, dump)
     found = find(model, machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all))
     model, regions, misses = found.model, found.regions, found.misses
     _dump_scan(model, regions, misses, dump)
@@ -292,8 +287,7 @@ def fuse(
         progress(f"writing kernels: region {number} of {len(regions)}")
         spec = canonical(region.spec)
         if spec not in kernels:
-            config = tuned.best(spec)
-            kernels[spec] = _kernel(region.kind, spec, profile, targets, options.use, dump, config)
+            kernels[spec] = writer.write(region.kind, spec)
         kernel = kernels[spec]
         if isinstance(kernel, Kernel):
             inputs, outputs = (tuple(value.name or "" for value in side) for side in (region.inputs, region.outputs))
@@ -327,31 +321,9 @@ def _dump_scan(model: ir.Model, regions: Sequence[Region], misses: Sequence[Miss
     dump("10_regions.txt", "\n".join(lines) + "\n")
 
 
-def _kernel(
-    kind: str, spec: Spec, profile: HardwareProfile, targets: tuple[Target, ...], use: Path | None, dump: Dump | None,
-    config: Mapping[str, int] | None,
-) -> Kernel | str:  # fmt: skip
-    """The kernel, or why the backend has none: that region then stays as it was. `config` is the tuned one, if any."""
-    try:
-        kernel = compile_spec(spec, label=LABELS[kind], profile=profile, targets=targets, config=config, dump=dump)
-    except (EmitError, InferenceError, NoConfigurationError) as error:
-        return str(error)
-    except TileError as error:  # our kernels are written for every spec, so this is a fault, and no reason to fuse less
-        return f"a fault of TileFuse, please report the model: its kernel is refused: {error.message}"
-    return _edited(kernel, use)
-
-
 def _main_target(profile: HardwareProfile, targets: tuple[Target, ...]) -> Target:
     """The instruction set that decisions are for: the profile's, where code for it is made."""
     return profile.target if profile.target in targets else targets[0]
-
-
-def _edited(kernel: Kernel, use: Path | None) -> Kernel:
-    """The kernel with the user's edited text in place of the generated one, if `use` names one of its dumps."""
-    if use is None:
-        return kernel
-    edited = {t: use.read_text() for t in kernel.sources if use.name == f"70_kernel_{kernel.name}_{t}.c"}
-    return replace(kernel, sources={**kernel.sources, **edited})
 
 
 def _targets(options: Options) -> tuple[Target, ...]:
@@ -391,14 +363,7 @@ def _renamed(kernel: Kernel, name: str) -> Kernel:
 
 def _link(kernels: Sequence[Kernel], options: Options) -> Path:
     toolchain = find_toolchain(options.cache / "objects", options.compiler)
-    return link_kernels(kernels, _targets(options), toolchain, host=host_objects(toolchain))
-
-
-def host_objects(toolchain: Toolchain) -> list[Path]:
-    """The objects of the ONNX Runtime shim, built once per cache."""
-    return [
-        toolchain.object(path.read_text(), ("-pthread",), native.INCLUDE_DIRECTORIES) for path in native.SHIM_SOURCES
-    ]
+    return link_kernels(kernels, _targets(options), toolchain, host=native.shim_sources())
 
 
 def _write(model: ir.Model, library: Path, output: Path) -> None:

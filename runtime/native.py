@@ -8,6 +8,7 @@ linked with nothing but libc. The result is at once a custom-op library (`Regist
 from pathlib import Path
 
 import tilecore
+from tilecore.toolchain import Source
 
 SHIM_DIRECTORY = Path(__file__).parent / "csrc"
 KERNEL_ABI_DIRECTORY = Path(tilecore.__file__).parent / "csrc"
@@ -18,3 +19,8 @@ INCLUDE_DIRECTORIES = (SHIM_DIRECTORY, KERNEL_ABI_DIRECTORY)
 COMPILE_FLAGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread")
 # nodelete: threads of ONNX Runtime free their scratch when they end, which may be after the library was unloaded.
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,nodelete", "-Wl,-z,defs")
+
+
+def shim_sources() -> tuple[Source, ...]:
+    """The ONNX Runtime shim: what makes a library of kernels custom operators."""
+    return tuple(Source(path.read_text(), ("-pthread",), INCLUDE_DIRECTORIES) for path in SHIM_SOURCES)

@@ -15,7 +15,7 @@ from runtime.compile import CompileError, fuse
 from runtime.machine import machine_profile
 from runtime.options import Options
 from runtime.tuned import TunedStore, config_text, parse_config, shape_class, tuned_store
-from tilecore.compile import prepared
+from tilecore.compile import prepare
 from tilecore.contract.spec import Spec
 from tilecore.profile import HardwareProfile
 from tilecore.recommend import nominal_sizes, rank
@@ -62,7 +62,7 @@ def tune(
         store = tuned_store(options, options.threads or profile.cores)
         groups: dict[Spec, list[tuple[str, str]]] = {}
         for part in fused.parts:
-            groups.setdefault(prepared(part.region.spec), []).append((part.region.kind, part.region.label))
+            groups.setdefault(prepare(part.region.spec)[0], []).append((part.region.kind, part.region.label))
         found: list[TunedKernel] = []
         for number, (spec, regions) in enumerate(groups.items(), 1):
             kind, label = regions[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 from runtime.fingerprint import compiler_fingerprint
 from runtime.machine import write_json
 from runtime.options import Options
-from tilecore.compile import prepared
+from tilecore.compile import prepare
 from tilecore.contract.spec import Spec
 from tilecore.profile import machine_key
 
@@ -35,7 +35,7 @@ class TunedStore:
 
     def path(self, spec: Spec) -> Path:
         """The record of `spec`, in any spelling that gives the same kernel."""
-        digest = hashlib.sha256(repr(prepared(spec)).encode()).hexdigest()[:24]
+        digest = hashlib.sha256(repr(prepare(spec)[0]).encode()).hexdigest()[:24]
         return self.folder / f"{digest}.{self.threads}.json"
 
     def times(self, spec: Spec) -> Times:

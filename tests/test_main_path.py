@@ -24,7 +24,7 @@ from fuser.region import Region
 from fuser.scan import scan
 from fuser.shapes import infer
 from models import bert
-from runtime.compile import LABELS
+from runtime.kernels import LABELS
 from tilecore.call import load_kernel
 from tilecore.compile import compile_spec
 from tilecore.contract.evaluate import evaluate

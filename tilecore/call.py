@@ -14,7 +14,7 @@ from tilecore.compile import HEADERS, Kernel
 from tilecore.contract.spec import outputs_of
 from tilecore.link import Linkable, link_kernels
 from tilecore.target import Target
-from tilecore.toolchain import Toolchain
+from tilecore.toolchain import Source, Toolchain
 
 LINE = 64  # bytes that scratch is aligned to
 
@@ -198,7 +198,7 @@ def load_kernel(kernel: Kernel, target: Target, toolchain: Toolchain) -> Compile
 
 def load_kernels(kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> list[CompiledKernel]:
     """Build kernels of distinct names as one library and load it, in their order."""
-    timer = toolchain.object((HEADERS / "tile_time.c").read_text(), ("-pthread",), [HEADERS])
+    timer = Source((HEADERS / "tile_time.c").read_text(), ("-pthread",), (HEADERS,))
     natives = _natives(kernels, link_kernels(kernels, [target], toolchain, host=[timer]))
     return [CompiledKernel(kernel, native) for kernel, native in zip(kernels, natives, strict=True)]
 

@@ -69,7 +69,7 @@ def compile_spec(
     code for.
     """
     check(spec)
-    packed_spec, packed = pack_constants(scale_queries(canonical(spec)))
+    packed_spec, packed = prepare(spec)
     _check_limits(packed_spec)
     function, operands = kernel_for(packed_spec)
 
@@ -78,8 +78,7 @@ def compile_spec(
     program = trace(function, inputs=packed_spec.inputs, operands=operands, extents=choice.config)
     signature = Signature(PLACEHOLDER, packed_spec.inputs, outputs_of(packed_spec), work_of(packed_spec), spec.requires)
     texts = {target.name: _emit(program, signature, target) for target in targets}
-    digest = hashlib.sha256("\0".join(texts[name] for name in sorted(texts)).encode()).hexdigest()[:12]
-    name = f"Fused{label}_{digest}"
+    name = kernel_name(label, texts)
     sources = {target: text.replace(PLACEHOLDER, name) for target, text in texts.items()}
     kernel = Kernel(name, function.__name__, packed_spec, packed, choice.config, sources, choice.why)
     if dump:
@@ -87,9 +86,15 @@ def compile_spec(
     return kernel
 
 
-def prepared(spec: Spec) -> Spec:
-    """The spec as kernels are made for it: canonical, constants packed. Equal for specs that give one kernel."""
-    return pack_constants(scale_queries(canonical(spec)))[0]
+def prepare(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
+    """The spec as kernels are made for it, equal for specs that give one kernel, and which inputs are packed."""
+    return pack_constants(scale_queries(canonical(spec)))
+
+
+def kernel_name(label: str, texts: Mapping[str, str]) -> str:
+    """The name of a kernel by its texts, in which PLACEHOLDER stands for it."""
+    digest = hashlib.sha256("\0".join(texts[target] for target in sorted(texts)).encode()).hexdigest()[:12]
+    return f"Fused{label}_{digest}"
 
 
 def _check_limits(spec: Spec) -> None:

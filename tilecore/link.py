@@ -1,7 +1,7 @@
 """Linking: kernels and a host's objects → one shared library with a variant per instruction set.
 
 The generated `library.c` is the table of `tile_kernel.h`; whoever hosts the kernels (the custom-op shim, the Python
-callable) adds its own objects.
+callable) adds its own sources.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Protocol
 from tilecore.compile import HEADERS
 from tilecore.emit_host import kernel_symbol
 from tilecore.target import Target
-from tilecore.toolchain import BrokenToolchainError, BuildError, KernelBuildError, Toolchain
+from tilecore.toolchain import BrokenToolchainError, BuildError, KernelBuildError, Source, Toolchain
 
 
 class Linkable(Protocol):
@@ -35,10 +35,10 @@ def link_kernels(
     targets: Sequence[Target],
     toolchain: Toolchain,
     *,
-    host: Sequence[Path] = (),
+    host: Sequence[Source] = (),
     workers: int = 2,
 ) -> Path:
-    """The library of `kernels` (distinct names) for `targets`, with `host` objects; built at most once per content.
+    """The library of `kernels` (distinct names) for `targets`, with the `host`; built at most once per content.
 
     KernelBuildError names every kernel that the compiler refuses; BrokenToolchainError says why nothing can be built.
     """
@@ -47,7 +47,7 @@ def link_kernels(
     def build(job: tuple[Target, Linkable]) -> Path | None:
         target, kernel = job
         try:
-            return toolchain.object(kernel.sources[target.name], target.flags, [HEADERS])
+            return toolchain.object(Source(kernel.sources[target.name], target.flags, (HEADERS,)))
         except BrokenToolchainError:
             raise
         except BuildError as error:
@@ -55,11 +55,12 @@ def link_kernels(
             return None
 
     with ThreadPoolExecutor(workers) as pool:
-        objects = [path for path in pool.map(build, product(targets, kernels)) if path is not None]
+        objects = pool.map(build, product(targets, kernels))
+        others = pool.map(toolchain.object, [Source(library_source(kernels, targets), include=(HEADERS,)), *host])
+        built = [*objects, *others]
     if problems:
         raise KernelBuildError(problems)
-    table = toolchain.object(library_source(kernels, targets), (), [HEADERS])
-    return toolchain.library([*objects, table, *host])
+    return toolchain.library([path for path in built if path is not None])
 
 
 def library_source(kernels: Sequence[Linkable], targets: Sequence[Target]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilecore.compile import HEADERS
 from tilecore.profile import HardwareProfile, cache_size, detect_profile
-from tilecore.toolchain import Toolchain
+from tilecore.toolchain import Source, Toolchain
 
 ROUNDS = 60_000  # of a probe of products: well under a millisecond
 CLOCK_ROUNDS = 20_000
@@ -72,7 +72,7 @@ def measure_profile(toolchain: Toolchain, *, progress: Progress) -> Measured:
     """This machine as measured, in some seconds. BuildError without a working compiler."""
     base = detect_profile()
     source = (HEADERS / "tile_probe.c").read_text()
-    library = toolchain.library([toolchain.object(source, ("-march=native",), ())])
+    library = toolchain.library([toolchain.object(Source(source, ("-march=native",)))])
     probes = Probes(ctypes.CDLL(str(library)), base.cores)
     values = (ctypes.c_float * 2)(0.5, 0.25)
     progress("clock")

@@ -62,21 +62,29 @@ class Compiler:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """A translation unit: C text, flags beside the common ones, and the folders of its headers."""
+
+    text: str
+    flags: tuple[str, ...] = ()
+    include: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Toolchain:
     """A compiler and the directory where what it builds is kept."""
 
     compiler: Compiler
     cache: Path
 
-    def object(self, source: str, flags: Sequence[str], include: Sequence[Path]) -> Path:
-        """The object file of a C text. BuildError with the compiler's output when it is refused."""
-        headers = [path.read_bytes() for folder in include for path in sorted(folder.glob("*.h"))]
-        key = self._key("object", source.encode(), *map(str.encode, flags), *headers)
+    def object(self, source: Source) -> Path:
+        """The object file of a source. BuildError with the compiler's output when it is refused."""
+        headers = [path.read_bytes() for folder in source.include for path in sorted(folder.glob("*.h"))]
+        key = self._key("object", source.text.encode(), *map(str.encode, source.flags), *headers)
         target = self.cache / f"{key}.o"
         if not target.exists():
-            self._build(
-                target, source, [*COMMON, *self.compiler.spelled(flags), *(f"-I{folder}" for folder in include), "-c"]
-            )
+            include = [f"-I{folder}" for folder in source.include]
+            self._build(target, source.text, [*COMMON, *self.compiler.spelled(source.flags), *include, "-c"])
         return target
 
     def library(self, objects: Sequence[Path], flags: Sequence[str] = ()) -> Path:

@@ -13,6 +13,7 @@ import pytest
 
 from models import bert
 from runtime import compile as compiler
+from runtime import kernels
 from runtime.compare import OutputError
 from runtime.options import Options
 from runtime.repair import Key, RepairError, repair
@@ -88,19 +89,27 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bert.build(folder / "bert.onnx", exporter="torchscript", size=bert.Size(layers=1))
 
 
+def own_kernels(folder: Path, objects: Path) -> Options:
+    """A cache that shares nothing but objects with other tests: a faulty compiler's kernels stay in `folder`."""
+    objects.mkdir(parents=True, exist_ok=True)
+    (folder / "cache").mkdir()
+    (folder / "cache" / "objects").symlink_to(objects)
+    return Options(cache=folder / "cache")
+
+
 @pytest.fixture(scope="module")
-def repaired(original: Path) -> Report:
+def repaired(original: Path, object_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Optimised by a compiler that gets attention wrong."""
 
     def faulty(spec: Spec, **named: Any) -> Kernel:
         return compile_spec(_spoilt(spec), **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "compile_spec", faulty)
+        patch.setattr(kernels, "compile_spec", faulty)
         return compiler.optimize(
             original,
             original.with_name("fused.onnx"),
-            options=Options.from_environment(),
+            options=own_kernels(tmp_path_factory.mktemp("faulty"), object_cache),
             progress=lambda stage: None,
             repros=original.with_name("repros"),
         )
@@ -141,10 +150,10 @@ def test_the_repro_shows_the_fault_by_itself(repaired: Report, tmp_path: Path) -
     assert report.kinds == {"attention": 1}, "alone it is the same region, and a sound compiler gets it right"
 
 
-def _one_layer(folder: Path) -> Report:
+def _one_layer(folder: Path, objects: Path) -> Report:
     """A small model, optimised with a repro of each fault, and found right."""
     model = bert.build(folder / "bert.onnx", exporter="torchscript", size=bert.Size(layers=1))
-    options = Options.from_environment()
+    options = own_kernels(folder, objects)
     report = compiler.optimize(
         model, folder / "fused.onnx", options=options, progress=lambda stage: None, repros=folder / "repros"
     )
@@ -155,15 +164,15 @@ def _one_layer(folder: Path) -> Report:
 
 @pytest.mark.cpu
 def test_a_kernel_that_the_compiler_refuses_costs_its_region_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, object_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def faulty(spec: Spec, **named: Any) -> Kernel:
         kernel = compile_spec(spec, **named)
         spoilt = {target: f"{text}\nnonsense;\n" for target, text in kernel.sources.items()}
         return replace(kernel, sources=spoilt) if isinstance(spec, AttentionSpec) else kernel
 
-    monkeypatch.setattr(compiler, "compile_spec", faulty)
-    report = _one_layer(tmp_path)
+    monkeypatch.setattr(kernels, "compile_spec", faulty)
+    report = _one_layer(tmp_path, object_cache)
     (fault,) = report.faults
     assert fault.kind == "attention"
     assert "nonsense" in fault.problem
@@ -173,14 +182,16 @@ def test_a_kernel_that_the_compiler_refuses_costs_its_region_only(
 
 
 @pytest.mark.cpu
-def test_a_region_without_a_configuration_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_without_a_configuration_is_a_miss(
+    tmp_path: Path, object_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def faulty(spec: Spec, **named: Any) -> Kernel:
         if isinstance(spec, AttentionSpec):
             raise NoConfigurationError("no configuration fits: all are too large")
         return compile_spec(spec, **named)
 
-    monkeypatch.setattr(compiler, "compile_spec", faulty)
-    report = _one_layer(tmp_path)
+    monkeypatch.setattr(kernels, "compile_spec", faulty)
+    report = _one_layer(tmp_path, object_cache)
     assert not report.faults
     assert [m.reason for m in report.misses if m.kind == "attention"] == ["no configuration fits: all are too large"]
 

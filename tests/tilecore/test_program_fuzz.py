@@ -25,7 +25,7 @@ from tilecore.interpret import interpret
 from tilecore.lower import lower
 from tilecore.profile import detect_target
 from tilecore.target import Target
-from tilecore.toolchain import Toolchain, find_toolchain
+from tilecore.toolchain import Source, Toolchain, find_toolchain
 
 pytestmark = pytest.mark.cpu
 BATCH = 40
@@ -98,7 +98,7 @@ def batches(count: int, target: Target) -> Iterator[tuple[list[Emitted], int]]:
 
 def check(batch: list[Emitted], toolchain: Toolchain, target: Target) -> list[str]:
     text = "\n".join(emitted.text for emitted in batch)
-    library = ctypes.CDLL(str(toolchain.library([toolchain.object(text, target.flags, [HEADERS])])))
+    library = ctypes.CDLL(str(toolchain.library([toolchain.object(Source(text, target.flags, (HEADERS,)))])))
     wrong: list[str] = []
     for emitted in batch:
         got, want = run(emitted, library), interpret(emitted.made.program, emitted.made.arrays)

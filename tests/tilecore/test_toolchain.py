@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecore.toolchain import BrokenToolchainError, BuildError, Toolchain, find_compiler, find_toolchain
+from tilecore.toolchain import BrokenToolchainError, BuildError, Source, Toolchain, find_compiler, find_toolchain
 
 SOURCE = "int answer(void) { return 42; }\n"
 
@@ -22,7 +22,7 @@ def script(folder: Path, text: str) -> Path:
 
 
 def build(toolchain: Toolchain, source: str = SOURCE) -> Path:
-    return toolchain.object(source, (), ())
+    return toolchain.object(Source(source))
 
 
 def test_a_compiler_that_fails_on_everything_is_one_error(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_what_is_in_a_cache_needs_no_writing(tmp_path: Path) -> None:
 @pytest.mark.cpu
 def test_processes_that_build_the_same_at_once_agree(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tilecore.toolchain import find_toolchain\n"
+        "import sys; from pathlib import Path; from tilecore.toolchain import Source, find_toolchain\n"
         "toolchain = find_toolchain(Path(sys.argv[1]))\n"
-        f"objects = [toolchain.object({SOURCE!r}.replace('answer', name), (), ()) for name in ('one', 'two')]\n"
+        f"objects = [toolchain.object(Source({SOURCE!r}.replace('answer', name))) for name in ('one', 'two')]\n"
         "print(toolchain.library(objects))\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "cache")]

@@ -1,0 +1,104 @@
+"""From a region's spec to its kernel, or why there is none: tuned extents, kernels written before, the compiler.
+
+In: the kind and spec of a region. Out: a `Kernel`, or the reason for a miss. What was written is kept in the cache by
+everything that it depends on: the spec, the machine, the instruction sets, the tuned configuration and the compiler's
+own sources. A kernel in the cache is used only if its name, the hash of its texts, still fits them.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runtime.fingerprint import compiler_fingerprint
+from runtime.machine import write_json
+from runtime.options import Options
+from runtime.tuned import TunedStore, tuned_store
+from tilecore.compile import PLACEHOLDER, Dump, Kernel, compile_spec, kernel_name, prepare
+from tilecore.contract.spec import Spec
+from tilecore.emit_expr import EmitError
+from tilecore.errors import TileError
+from tilecore.infer import InferenceError
+from tilecore.profile import HardwareProfile
+from tilecore.recommend import NoConfigurationError
+from tilecore.target import Target
+
+LABELS = {"attention": "Attention", "contraction": "Contraction", "row": "Row", "scan": "Scan"}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWriter:
+    """Makes kernels for one machine and some instruction sets; `kept` is the folder of those written before."""
+
+    profile: HardwareProfile
+    targets: tuple[Target, ...]
+    tuned: TunedStore
+    kept: Path
+    dump: Dump | None = None
+    use: Path | None = None
+
+    def write(self, kind: str, spec: Spec) -> Kernel | str:
+        """The kernel of a region of `kind`, or why the backend has none: that region then stays as it was."""
+        config = self.tuned.best(spec)
+        try:
+            if self.dump is not None or self.use is not None:  # who looks at the stages wants them to run
+                return self._edited(self._compile(kind, spec, config))
+            path = self.kept / f"{self._key(kind, spec, config)}.json"
+            kernel = _read(path, LABELS[kind], spec)
+            if kernel is None:
+                kernel = self._compile(kind, spec, config)
+                _keep(path, kernel)
+        except (EmitError, InferenceError, NoConfigurationError) as error:
+            return str(error)
+        except TileError as error:  # our kernels are written for every spec: a fault, and no reason to fuse less
+            return f"a fault of TileFuse, please report the model: its kernel is refused: {error.message}"
+        return kernel
+
+    def _compile(self, kind: str, spec: Spec, config: Mapping[str, int] | None) -> Kernel:
+        return compile_spec(
+            spec, label=LABELS[kind], profile=self.profile, targets=self.targets, config=config, dump=self.dump
+        )
+
+    def _key(self, kind: str, spec: Spec, config: Mapping[str, int] | None) -> str:
+        parts = (compiler_fingerprint(), kind, self.profile, self.targets, sorted((config or {}).items()), spec)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def _edited(self, kernel: Kernel) -> Kernel:
+        """The kernel with the user's edited text in place of the generated one, if `use` names one of its dumps."""
+        use = self.use
+        if use is None:
+            return kernel
+        edited = {t: use.read_text() for t in kernel.sources if use.name == f"70_kernel_{kernel.name}_{t}.c"}
+        return replace(kernel, sources={**kernel.sources, **edited})
+
+
+def kernel_writer(
+    options: Options, profile: HardwareProfile, targets: tuple[Target, ...], dump: Dump | None = None
+) -> KernelWriter:
+    """The writer that `options` ask for."""
+    tuned = tuned_store(options, options.threads or profile.cores)
+    return KernelWriter(profile, targets, tuned, options.cache / "kernels", dump, options.use)
+
+
+def _read(path: Path, label: str, spec: Spec) -> Kernel | None:
+    """The kernel of `spec` in a file; None when there is no file, or not a whole one: then it is written again."""
+    try:
+        found = json.loads(path.read_text())
+        name, sources = str(found["name"]), {str(t): str(text) for t, text in found["sources"].items()}
+        config = {str(extent): int(value) for extent, value in found["config"].items()}
+        function, why = str(found["kernel"]), str(found["why"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if name != kernel_name(label, {target: text.replace(name, PLACEHOLDER) for target, text in sources.items()}):
+        return None
+    packed_spec, packed = prepare(spec)
+    return Kernel(name, function, packed_spec, packed, config, sources, why)
+
+
+def _keep(path: Path, kernel: Kernel) -> None:
+    """Write a kernel for the next time."""
+    fields = ("name", "kernel", "sources", "why")
+    with suppress(OSError):  # a cache that cannot be written costs time here; building says what is wrong with it
+        write_json(path, {name: getattr(kernel, name) for name in fields} | {"config": dict(kernel.config)})
