@@ -31,12 +31,18 @@ __all__ = ["Client", "Report", "Verdict", "connect", "explain", "jit", "load", "
 
 
 def optimize(
-    model: str | Path, output: str | Path, *, verify: bool = True, save_repro: str | Path | None = None
+    model: str | Path,
+    output: str | Path,
+    *,
+    verify: bool = True,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    save_repro: str | Path | None = None,
 ) -> Report:
     """Fuse `model`, write it to `output` with its library beside it, and say what was fused and what was not.
 
-    With `verify`, the fused model is compared with the original first. A region whose kernel is wrong is then left out
-    and stands in the report's `faults`; with `save_repro`, a folder there shows the fault.
+    With `verify`, the fused model is compared with the original first, on `inputs` or on generated ones. A region whose
+    kernel is wrong is then left out and stands in the report's `faults`; with `save_repro`, a folder there shows the
+    fault.
     """
     return compiler.optimize(
         Path(model),
@@ -44,6 +50,7 @@ def optimize(
         options=Options.from_environment(),
         progress=lambda stage: None,
         verify=verify,
+        inputs=inputs,
         repros=None if save_repro is None else Path(save_repro),
     )
 

@@ -1,5 +1,8 @@
 """Fuses random attention and checks it: python benchmarks/fuzz.py [--graphs N] [--seed S] [--jobs J] [--end-to-end]
 
+With --log FILE, what became of each graph is added to that file as soon as it is known, and graphs that stand there
+already are not done again: a long run may be stopped and taken up.
+
 In: the mixes of `models.attention_mix`, one per seed. Each graph is scanned, and must be one attention region. Without
 --end-to-end nothing is compiled: every region's spec is evaluated in float64 and compared with the nodes it replaces,
 and the scanned model with the original, at two sizes of every symbolic dim. With it, the graph is optimised and run in
@@ -67,19 +70,36 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} graphs")
     parser.add_argument("--end-to-end", action="store_true", help="compile and run in ONNX Runtime")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--log", type=Path, help="a line of JSON per graph; those in it are not done again")
     parser.add_argument("--save", type=Path, default=Path("fuzz-wrong"), help="folder for wrong graphs")
     arguments = parser.parse_args()
     count = QUICK if arguments.quick else arguments.graphs
     deadline = None if arguments.seconds is None else time.time() + arguments.seconds
     work = partial(attempt, end_to_end=arguments.end_to_end, save=arguments.save, deadline=deadline)
+    seeds = range(arguments.seed, arguments.seed + count)
+    done = [outcome for outcome in logged(arguments.log) if outcome.seed in seeds]
+    known = {outcome.seed for outcome in done}
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        tasks = [pool.submit(work, seed) for seed in range(arguments.seed, arguments.seed + count)]
-        done = [outcome for task in as_completed(tasks) if (outcome := task.result()) is not None]
+        for task in as_completed([pool.submit(work, seed) for seed in seeds if seed not in known]):
+            if (outcome := task.result()) is None:
+                continue
+            done.append(outcome)
+            if arguments.log is not None:
+                with arguments.log.open("a") as file:
+                    file.write(json.dumps(asdict(outcome)) + "\n")
     done.sort(key=lambda outcome: outcome.seed)
     report(done)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows(done)], indent=1) + "\n")
     sys.exit(1 if any(outcome.wrong for outcome in done) else 0)
+
+
+def logged(path: Path | None) -> list[Outcome]:
+    """The graphs of an earlier run."""
+    if path is None or not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [Outcome(**line | {"reasons": tuple(line["reasons"])}) for line in lines]
 
 
 def attempt(seed: int, *, end_to_end: bool, save: Path, deadline: float | None) -> Outcome | None:

@@ -5,37 +5,43 @@ draft. The axes that only the left operand has become rows, those that only the 
 batch; a constant operand is always put on the right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from fuser.cuts import Cuts, data_inputs
 from fuser.dots import Dot, axes_of
-from fuser.element import Index, LiftError, flatten, shape_of, unflatten
+from fuser.element import ONE, ZERO, At, Index, LiftError, flatten, shape_of, unflatten
+from fuser.graph import User
 from fuser.growth import Growth, grow
 from fuser.lift import is_view
 from fuser.lower import Draft, result
 from fuser.quantized import Levels, fits_sum, levels, scaled, whole
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Var, const, loads, substitute, variables
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, const, loads, substitute, variables
 from tilecore.contract.spec import ContractionSpec, Product, Tensor, View
 
 KIND = "contraction"
 SIBLINGS = 3  # contractions of one left operand in one region
+SLICES = frozenset({"Split", "Slice", "Gather"})
+FOLLOWED = 6  # nodes after a contraction among which slices are looked for
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """One contraction as a product of views: `where` its element (b, m, n) stands in the node's output.
+    """One contraction as a product of views: `where` its element (b, m, n) stands in `out`, which `tail` makes of it.
 
-    `sums` are the operands' levels and scales where the views are levels that are summed as integers.
+    `out` is the node's output, or a part of what follows it (see `slices_of`); `nodes` lead to it. `sums` are the
+    operands' levels and scales where the views are levels that are summed as integers.
     """
 
-    dot: Dot
     a: View
     b: View
+    out: ir.Value
     where: Index
+    tail: Callable[[Expr, At], Expr]
+    nodes: tuple[ir.Node, ...]
     sums: tuple[Levels, Levels] | None
 
     @property
@@ -48,10 +54,6 @@ class Factors:
     def acc_type(self) -> DType:
         """The type of the sum."""
         return DType.F32 if self.sums is None else DType.I32
-
-    def total(self, acc: Expr) -> Expr:
-        """What the contraction's tail takes of the sum `acc`: a real number, or the operator's own integer."""
-        return acc if self.sums is None or self.dot.integer else scaled(acc, *self.sums)
 
 
 def origin_of(dot: Dot, cuts: Cuts) -> ir.Value:
@@ -95,7 +97,13 @@ def factors_of(dot: Dot, cuts: Cuts) -> Factors:
     sums = _integers(dot, left, right, inner)
     if sums is not None:
         left, right = sums[0].value, sums[1].value
-    return Factors(dot, View("a", (b, m, inner), left), View("b", (b, inner, n), right), where, sums)
+
+    def tail(acc: Expr, at: At) -> Expr:
+        """The operator's own result: it takes a real number, or the integer where it is one that multiplies levels."""
+        return dot.finish(acc if sums is None or dot.integer else scaled(acc, *sums), where, at)
+
+    views = View("a", (b, m, inner), left), View("b", (b, inner, n), right)
+    return Factors(*views, dot.out, where, tail, (dot.node,), sums)
 
 
 def draft_alone(dot: Dot, cuts: Cuts) -> Draft:
@@ -105,16 +113,7 @@ def draft_alone(dot: Dot, cuts: Cuts) -> Draft:
 
 def draft_of(parts: Sequence[Factors], cuts: Cuts) -> Draft:
     """The region around contractions of one left operand. LiftError when there is none."""
-    accs = [Var(f"acc{number or ''}", part.acc_type) for number, part in enumerate(parts)]
-    reader = cuts.reader("side")
-    values = [part.dot.finish(part.total(acc), part.where, reader.at) for part, acc in zip(parts, accs, strict=True)]
-    outs = [part.dot.out for part in parts]
-    where = {out: part.where for out, part in zip(outs, parts, strict=True)}
-    growth = Growth(cuts, where, dict(zip(outs, values, strict=True)), [part.dot.node for part in parts])
-    for part, value in zip(parts, values, strict=True):
-        growth.check_sources(value)
-        growth.check_sources(part.b.value)
-    growth.check_sources(parts[0].a.value)
+    accs, growth = _seed(parts, cuts)
     extent = grow(growth)
     if not extent.results:
         raise LiftError("nothing reads the result")
@@ -131,6 +130,124 @@ def draft_of(parts: Sequence[Factors], cuts: Cuts) -> Draft:
                 *(i for r in results for i in r.place.index), b, m, n, inner)  # fmt: skip
     label = " + ".join(node.op_type for node in extent.nodes)
     return Draft(KIND, label, frozenset(extent.nodes), extent.results, programs, spec)
+
+
+def _seed(parts: Sequence[Factors], cuts: Cuts) -> tuple[list[Var], Growth]:
+    """A placeholder for each sum, and the parts to grow from."""
+    accs = [Var(f"acc{number or ''}", part.acc_type) for number, part in enumerate(parts)]
+    reader = cuts.reader("side")
+    where = {part.out: part.where for part in parts}
+    values = {part.out: part.tail(acc, reader.at) for part, acc in zip(parts, accs, strict=True)}
+    growth = Growth(cuts, where, values, list(dict.fromkeys(node for part in parts for node in part.nodes)))
+    for part in parts:
+        growth.check_sources(values[part.out])
+        growth.check_sources(part.b.value)
+    growth.check_sources(parts[0].a.value)
+    return accs, growth
+
+
+def draft_of_slices(dot: Dot, cuts: Cuts) -> Draft | None:
+    """The region around one contraction whose columns are cut into slices that are then combined; None for others.
+
+    The sums of a gate and of what it gates, from one packed weight, are so combined before they are stored.
+    """
+    slices = slices_of(dot, cuts)
+    if not slices:
+        return None
+    draft = draft_of(slices, cuts)
+    stored = sum(cuts.size(value) for value in draft.outputs)
+    return draft if stored < sum(cuts.size(part.out) for part in slices) else None
+
+
+def slices_of(dot: Dot, cuts: Cuts) -> list[Factors]:
+    """What `dot` leads to, as slices of as many columns each, if nothing reads it but them; [] otherwise.
+
+    Each is a contraction of its own, by the same columns of the weight.
+    """
+    whole = factors_of(dot, cuts) if _may_be_cut(dot, cuts) else None
+    if whole is None or not whole.weighs:
+        return []
+    (acc,), growth = _seed([whole], cuts)
+    extent = grow(growth)
+    users = cuts.remains.users_of(extent.results[0]) if len(extent.results) == 1 else set[User]()
+    readers = [user for user in users if isinstance(user, ir.Node) and user.op_type in SLICES and not user.domain]
+    outs = [out for node in readers for out in node.outputs if cuts.remains.users_of(out)]
+    if len(readers) < len(users) or not 1 < len(outs) <= SIBLINGS:
+        return []
+    source = extent.results[0]
+    value = growth.value[source]
+    n = whole.b.axes[2]
+    found: list[Factors] = []
+    for out in outs:
+        columns = _columns_of(out, source, growth.where[source], n, cuts)
+        node = out.producer()
+        if columns is None or node is None:
+            return []
+        start, axis, where = columns
+        moved: dict[Expr, Expr] = {n: axis + start}
+
+        def tail(own: Expr, at: At, moved: dict[Expr, Expr] = moved) -> Expr:
+            return substitute(value, {acc: own, **moved})
+
+        b = View("b", (*whole.b.axes[:2], axis), substitute(whole.b.value, moved))
+        found.append(Factors(whole.a, b, out, where, tail, (*extent.nodes, node), whole.sums))
+    found.sort(key=lambda part: cuts.remains.position[part.nodes[-1]])
+    return found if all(part.b.axes == found[0].b.axes for part in found) else []
+
+
+def _columns_of(out: ir.Value, source: ir.Value, where: Index, n: Var, cuts: Cuts) -> tuple[Expr, Var, Index] | None:
+    """The first column of a slice of `source`, its columns, and where they stand in it; None when it has no such.
+
+    `where` says where column n stands in `source`. A run of the axis that is n, or that is its leading digit n // step,
+    is a run of columns, and all rows of these.
+    """
+    shape, size = shape_of(out, cuts.shapes), shape_of(source, cuts.shapes)
+    index, dropped = axes_of(shape, "s"), len(size) - len(shape)
+    read = cuts.reader("view", anchors=frozenset((source,))).compute(out, index)
+    if not isinstance(read, Load) or dropped not in (0, 1):
+        return None
+    for axis, dim in enumerate(size):
+        own = (*index[:axis], *(ZERO,) * dropped, *index[axis:])
+        length = ONE if dropped else shape[axis]
+        first, step = read.index[axis] - own[axis], _step_of(where[axis], n, dim)
+        if length == dim or step is None or read.index != _with(own, axis, own[axis] + first):
+            continue
+        width = length * step
+        if not isinstance(first, Const) or not isinstance(width, Const):
+            return None
+        columns, start = Var(n.name, extent=width), first * step
+        moved = tuple(substitute(part, {n: columns + start}) for part in where)
+        return start, columns, _with(moved, axis, *(() if dropped else (moved[axis] - first,)))
+    return None
+
+
+def _step_of(place: Expr, n: Var, dim: Expr) -> Expr | None:
+    """How many columns one step of an axis is, when column n stands at `place` of its `dim` and all n are in order."""
+    if place == n:
+        return ONE
+    match place:
+        case Op(name="floordiv", args=(inner, step)) if (
+            inner == n and isinstance(step, Const) and dim * step == n.extent
+        ):
+            return step
+        case _:
+            return None
+
+
+def _with(index: Index, axis: int, *part: Expr) -> Index:
+    """The index with `part` in the place of one axis."""
+    return (*index[:axis], *part, *index[axis + 1 :])
+
+
+def _may_be_cut(dot: Dot, cuts: Cuts) -> bool:
+    """Whether slices are among the first nodes that follow."""
+    nodes = cuts.remains.nodes_using(dot.out)
+    for node in nodes:  # grows by what follows each
+        if node.op_type in SLICES and not node.domain:
+            return True
+        followers = (user for value in node.outputs for user in cuts.remains.nodes_using(value))
+        nodes += [user for user in followers if user not in nodes] if len(nodes) < FOLLOWED else []
+    return False
 
 
 def _integers(dot: Dot, left: Expr, right: Expr, inner: Var) -> tuple[Levels, Levels] | None:

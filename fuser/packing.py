@@ -3,8 +3,9 @@
 Comes in: a region and the index of a constant input. Goes out: a `Packing`: the panels (made when somebody reads them),
 and how a function body gets the original tensor back, so that one stored copy serves kernel and body.
 
-The kernel's matrix B[k, n] is a view of the constant: rows of all columns (so are the scales of blocks of rows), or
-every axis of the constant is a digit of k or of n, as in split head axes.
+The kernel's matrix B[k, n] is a view of the constant: rows of all columns (so are the scales of blocks of rows), or of
+a run of them, and then panels hold all columns for everyone; or every axis of the constant is a digit of k or of n, as
+in split head axes.
 """
 
 from collections.abc import Sequence
@@ -87,8 +88,8 @@ def packing(region: Region, index: int) -> Packing:
     found = panel.rows_of(load, view)
     if found is not None:
         order = (1, 0) if found.by_column else (0, 1)
-        pairs = panel.in_pairs(view)
-        return Packing(shape, found.count, columns, (found.count, columns), order, load.dtype, pairs)
+        matrix = (found.count, found.columns)
+        return Packing(shape, *matrix, matrix, order, load.dtype, panel.in_pairs(view))
     if rows * columns != int(np.prod(shape, dtype=np.int64)):
         raise PackingError(
             f"{value.name!r} is {shape}; the matrix that is read of it is {rows}×{columns}, not all of it"
@@ -116,10 +117,10 @@ def packing(region: Region, index: int) -> Packing:
 def _view_of(region: Region, index: int) -> tuple[View, Load]:
     tensor = region.spec.inputs[index]
     for view in views_of(region.spec):
-        found = [load for load in loads(view.value) if load.source == tensor]
-        if len(found) == 1:
-            return view, found[0]
-    raise PackingError(f"no operand of the region reads {tensor.name!r} once")
+        found = next((load for load in loads(view.value) if load.source == tensor), None)
+        if found is not None:
+            return view, found
+    raise PackingError(f"no operand of the region reads {tensor.name!r}")
 
 
 def _size(axis: Var) -> int:

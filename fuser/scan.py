@@ -237,23 +237,29 @@ def _contractions(state: _Scan) -> None:
             continue
         family = families[contraction.origin_of(dot, state.cuts)]
         later = [other for other in family[family.index(dot) + 1 :] if _free(state, other.node)][:NEAR]
-        if not _siblings(state, dot, later):
+        joint = [lambda dot=dot: contraction.draft_of_slices(dot, state.cuts), *_siblings(state, dot, later)]
+        if not any(_merge(state, find) for find in joint):
             state.attempt(contraction.KIND, dot.node, lambda dot=dot: contraction.draft_alone(dot, state.cuts))
 
 
-def _siblings(state: _Scan, dot: Dot, later: list[Dot]) -> bool:
-    """Take `dot` with those of `later` that make one region with it, if the cost model says that it pays."""
+def _siblings(state: _Scan, dot: Dot, later: list[Dot]) -> list[Callable[[], Draft | None]]:
+    """`dot` with those of `later` that make one region with it, as many as one region may hold first."""
     family = contraction.siblings_of(dot, later, state.cuts) if later else []
-    for count in range(min(len(family), contraction.SIBLINGS), 1, -1):
-        try:
-            draft = contraction.draft_of(family[:count], state.cuts)
-            region = state.judged(state.lowered(draft))
-        except LiftError:  # then each is a region of its own, and says why where it is not
-            continue
-        if not state.cuts.remains.waits(region) and state.cost.merges(region.spec):
-            state.take(region)
-            return True
-    return False
+    counts = range(min(len(family), contraction.SIBLINGS), 1, -1)
+    return [lambda count=count: contraction.draft_of(family[:count], state.cuts) for count in counts]
+
+
+def _merge(state: _Scan, find: Callable[[], Draft | None]) -> bool:
+    """Take the region of several products that `find` drafts, if the cost model says that it pays."""
+    try:
+        draft = find()
+        region = None if draft is None else state.judged(state.lowered(draft))
+    except LiftError:  # then each is a region of its own, and says why where it is not
+        return False
+    if region is None or state.cuts.remains.waits(region) or not state.cost.merges(region.spec):
+        return False
+    state.take(region)
+    return True
 
 
 def _reductions(state: _Scan) -> None:

@@ -89,13 +89,14 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A rewritten model and its library, not written yet."""
+    """A rewritten model and its library, not written yet. It is checked on `inputs`, or on generated ones."""
 
     original: Path
     output: Path
     fused: Fused
     rewritten: Rewritten
     library: Path
+    inputs: Mapping[str, Array] | None
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -106,7 +107,7 @@ class Build:
         """Compare with the original. CompileError when that cannot be done."""
         try:
             with self._staged() as path:
-                return verify_model(self.original, path)
+                return verify_model(self.original, path, inputs=self.inputs)
         except FusedError:
             raise
         except (VerifyError, InputError, SessionError) as error:
@@ -133,9 +134,16 @@ class Build:
 
 
 def optimize(
-    model: Path, output: Path, *, options: Options, progress: Progress, verify: bool = True, repros: Path | None = None
+    model: Path,
+    output: Path,
+    *,
+    options: Options,
+    progress: Progress,
+    verify: bool = True,
+    inputs: Mapping[str, Array] | None = None,
+    repros: Path | None = None,
 ) -> Report:
-    """Fuse `model` and write `output` with its library beside it (suffix .so).
+    """Fuse `model` and write `output` with its library beside it (suffix .so), checked on `inputs` or generated ones.
 
     A region whose kernel is found wrong, or is refused by the C compiler, is left out and stands in the report's
     `faults`; with `repros`, a folder there shows it. Raises CompileError when the model is bad, the output cannot be
@@ -151,7 +159,7 @@ def optimize(
     broken: dict[Key, str] = {}
 
     def build(without: frozenset[Key]) -> Build:
-        built = _build(model, output, options, progress, kernels, broken, without)
+        built = replace(_build(model, output, options, progress, kernels, broken, without), inputs=inputs)
         progress("comparing with the original")
         return built
 
@@ -230,7 +238,7 @@ def _build(
             broken |= {part.outputs: refused[part.kernel.name] for part in fused.parts if part.kernel.name in refused}
             continue
         rewritten.model.metadata_props[LIBRARY_HASH] = library_hash(library)
-        return Build(model, output, fused, rewritten, library)
+        return Build(model, output, fused, rewritten, library, None)
 
 
 def _faults(

@@ -17,12 +17,16 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, inliner, numpy_helper
 
+from runtime.lengths import length_range
+
 Array = npt.NDArray[Any]
 Dim = int | str
 Role = Literal["mask", "additive mask", "positions", "ids", "flag", "values"]
 
 SMALL_SIZES = ((3, (17, 7, 11, 13, 19, 23)), (2, (9, 5, 7, 3, 11, 13)), (2, (803, 401, 411, 421)))
+LAST_SIZES = ((3, (1, 9, 11, 13, 15)), (1, (7, 5, 9, 11, 13)))  # one new entry, or one row
 LARGE_SIZES = ((1, (131, 37, 29, 41)), (1, (67, 21, 15, 23)), (1, (13, 9, 15, 21)), (1, (1605, 501, 511, 521)))
+SUMMANDS = 5  # lengths of a model that are tried as sums of each other
 LARGEST_FIXED_SIZE = 4096  # of a dim, and of batch times length: keeps wrong guesses from filling the memory
 FIXED_BATCHES, FIXED_LENGTHS = 6, 24  # how many guesses to make for each
 SMALL_ROW = 4096
@@ -93,17 +97,25 @@ def size_choices(model: onnx.ModelProto) -> SizeChoices:
     """Sizes to try for the model's symbols; without symbols the only choice is no size.
 
     Sizes are odd where they can be, and differ between symbols. Then come equal sizes for all but the batch, for models
-    that name one dim twice.
+    that name one dim twice, sizes of which one is the sum of two others, for those that do not say so, and few rows.
     """
     names = symbols(model)
     if not names:
         return SizeChoices(({},), (), ())
     batches = _batches(model)
 
+    def apart(rungs: Sequence[tuple[int, tuple[int, ...]]]) -> list[dict[str, int]]:
+        return [assign_sizes(model, batch, sizes) for batch, sizes in rungs]
+
+    def alike(rungs: Sequence[tuple[int, tuple[int, ...]]]) -> list[dict[str, int]]:
+        return [{name: batch if name in batches else sizes[0] for name in names} for batch, sizes in rungs]
+
     def choices(rungs: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[dict[str, int], ...]:
-        distinct = [assign_sizes(model, batch, sizes) for batch, sizes in rungs]
-        equal = [{name: batch if name in batches else sizes[0] for name in names} for batch, sizes in rungs]
-        return tuple(distinct + [choice for choice in equal if choice not in distinct])
+        same = [dict.fromkeys(names, rungs[0][1][0])]
+        sums = _with_sums(apart(rungs), batches, limit=SUMMANDS)
+        sums += [choice for base in (alike(rungs), same) for choice in _with_sums(base, batches, limit=len(names))]
+        every = (*apart(rungs), *alike(rungs), *sums, *same, *apart(LAST_SIZES), *alike(LAST_SIZES))
+        return tuple({tuple(choice.items()): choice for choice in every}.values())
 
     return SizeChoices(choices(SMALL_SIZES), choices(LARGE_SIZES), _fixed_choices(model, names, batches))
 
@@ -122,6 +134,20 @@ def assign_sizes(model: onnx.ModelProto, batch: int, sizes: Sequence[int]) -> di
     for name in totals:
         chosen[name] = chosen[pasts[0]] + chosen[presents[0]] if pasts and presents else next(supply)
     return chosen
+
+
+def _with_sums(choices: Sequence[Mapping[str, int]], batches: set[str], *, limit: int) -> list[dict[str, int]]:
+    """The first choice with one length as the sum of two others, such as all keys: those of the past and the new ones.
+
+    None where more than `limit` lengths would have to be tried against each other.
+    """
+    found: list[dict[str, int]] = []
+    for choice in choices[:1]:
+        lengths = [name for name in choice if name not in batches]
+        for total in reversed(lengths if len(lengths) <= limit else []):
+            parts = itertools.combinations([name for name in lengths if name != total], 2)
+            found += [{**choice, total: choice[a] + choice[b]} for a, b in parts]
+    return [dict(items) for items in dict.fromkeys(tuple(choice.items()) for choice in found)]
 
 
 def _fixed_choices(model: onnx.ModelProto, names: Sequence[str], batches: set[str]) -> tuple[dict[str, int], ...]:
@@ -178,10 +204,16 @@ def generate(
     random = np.random.default_rng(seed)
     uses = _Uses.of((inliner.inline_local_functions(model) if model.functions else model).graph)
     feeds: dict[str, Array] = {}
+    shapes = {entry.name: tuple(_size(dim, sizes, entry.name) for dim in entry.dims) for entry in read(model)}
     for entry in read(model):
-        shape = tuple(_size(dim, sizes, entry.name) for dim in entry.dims)
+        shape = shapes[entry.name]
+        lengths = uses.length_range(entry.name, shapes) if entry.dtype.kind == "i" else None
         role = _role(entry, uses)
-        if role in ("mask", "additive mask"):
+        if lengths is not None:
+            value = np.asarray(random.integers(lengths[0], lengths[1] + 1, shape) if masks else lengths[1])
+            value = np.broadcast_to(value, shape).copy()
+            value.reshape(-1)[:1] = lengths[1]
+        elif role in ("mask", "additive mask"):
             visible = _mask(shape) if masks else np.ones(shape, bool)
             value = np.where(visible, 0.0, MASKED) if role == "additive mask" else visible
         elif role == "positions":
@@ -382,6 +414,11 @@ class _Uses:
         if maker is not None and maker.op_type == "Constant" and maker.attribute[0].HasField("t"):
             return tuple(maker.attribute[0].t.dims)
         return None
+
+    def length_range(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+        """What the input may hold where an operator reads it as lengths or places; `shapes` are those of inputs."""
+        found = (length_range(node, value, shapes) for value, node in self.reached(name))
+        return next((limits for limits in found if limits is not None), None)
 
     def operators(self, name: str) -> set[str]:
         """Types of the operators that the input's values reach."""

@@ -69,6 +69,7 @@ def optimize_command(
     model: Annotated[Path, typer.Argument(metavar=MODEL, help="The model to fuse.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="Written with OUT.so beside it.")],
     check: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with the original first.")] = True,
+    inputs: Inputs = None,
     repros: Annotated[
         Path | None,
         typer.Option("--save-repro", metavar="DIR", help="Write regions whose kernel is wrong there, to report them."),
@@ -77,7 +78,7 @@ def optimize_command(
     as_json: Json = False,
 ) -> None:
     """Fuse a model and write it with its library of kernels beside it."""
-    _read_model(model)
+    feeds = _read_inputs(inputs, _read_model(model))
     with Console(stderr=True).status("optimising") as status:
         report = optimize(
             model,
@@ -85,6 +86,7 @@ def optimize_command(
             options=replace(Options.from_environment(), fuse_all=fuse_all),
             progress=lambda stage: status.update(stage),
             verify=check,
+            inputs=feeds,
             repros=repros,
         )
     for fault in report.faults:

@@ -1,6 +1,6 @@
 """Contractions of one left operand as one region: which are joined, what they give out, and what keeps them apart."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +9,15 @@ import pytest
 from region_oracle import Scanned, check_regions, scanned
 
 from fuser.load import load
-from fuser.region import Prediction
+from fuser.packing import packing
+from fuser.region import Prediction, Region
 from fuser.scan import scan
 from fuser.shapes import infer
 from fuser.unfused import Work
 from models.graph import GraphWriter
+from tilecore.contract.evaluate import evaluate
 from tilecore.contract.spec import ContractionSpec, Spec
+from tilecore.pack import pack_constants
 
 WIDTH = 8
 
@@ -156,3 +159,104 @@ def test_every_bias_is_inside_when_norms_follow_some(tmp_path: Path) -> None:
     assert products(found) == [(3, 3)]
     (region,) = found.of("contraction")
     assert [node.op_type for node in region.nodes].count("Add") == 3
+
+
+def packed(g: GraphWriter, x: str, columns: int, *, bias: bool = True) -> str:
+    y = weigh(g, x, columns=columns)
+    return g.op("Add", y, g.normal((columns,), std=1)) if bias else y
+
+
+def by_split(g: GraphWriter, x: str, count: int, width: int) -> list[str]:
+    return list(g.ops("Split", packed(g, x, count * width), outs=[None] * count, axis=-1))
+
+
+def by_slices(g: GraphWriter, x: str, count: int, width: int) -> list[str]:
+    y = packed(g, x, count * width)
+    bounds = [(g.constant([i * width]), g.constant([(i + 1) * width])) for i in range(count)]
+    return [g.op("Slice", y, *bound, g.constant([2])) for bound in reversed(bounds)]
+
+
+def by_gather(g: GraphWriter, x: str, count: int, width: int) -> list[str]:
+    y = packed(g, x, count * width, bias=False)
+    y = g.op("Reshape", y, g.constant([0, 0, count, width]))
+    return [g.op("Gather", y, g.constant(i), axis=2) for i in range(count)]
+
+
+def by_convolution(g: GraphWriter, x: str, count: int, width: int) -> list[str]:
+    channels = g.op("Transpose", x, perm=[0, 2, 1])
+    y = g.op("Conv", channels, g.normal((count * width, WIDTH, 1), std=1), g.normal((count * width,), std=1))
+    return list(g.ops("Split", y, outs=[None] * count, axis=1))
+
+
+CUT = {"split": by_split, "slices": by_slices, "gather": by_gather, "convolution": by_convolution}
+
+
+@pytest.mark.parametrize("cut", CUT.values(), ids=list(CUT))
+@pytest.mark.parametrize("width", [16, 24])
+def test_a_gate_and_its_partner_may_come_from_one_weight(
+    cut: Callable[[GraphWriter, str, int, int], list[str]], width: int, tmp_path: Path
+) -> None:
+    g, x = start()
+    gate, up = cut(g, x, 2, width)
+    y = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
+    y = g.op("Transpose", y, perm=[0, 2, 1]) if cut is by_convolution else y
+    give_out(g, y, columns=width)
+    found = scan_graph(g, tmp_path)
+    assert products(found) == [(2, 1)]
+    (region,) = found.of("contraction")
+    weights = [tensor for tensor in region.spec.inputs if tensor.constant and len(tensor.shape) > 1]
+    assert len(weights) == 1
+    spec, positions = pack_constants(region.spec)
+    place = region.spec.inputs.index(weights[0])
+    assert (place in positions) == (width % 16 == 0)  # every slice begins at a panel, or none is packed
+    for position in positions:
+        tensor = region.inputs[position].const_value
+        assert tensor is not None
+        panels = packing(region, position).packed(tensor, "panels").numpy()
+        assert panels.shape == tuple(int(str(dim)) for dim in spec.inputs[position].shape)
+    check_packed(region, spec, positions)
+
+
+def check_packed(region: Region, spec: Spec, positions: tuple[int, ...]) -> None:
+    """The spec over panels computes what the spec over the weights does."""
+    rng = np.random.default_rng(1)
+    arrays: dict[str, np.ndarray] = {}
+    for tensor, value in zip(region.spec.inputs, region.inputs, strict=True):
+        shape = [{"batch": 2, "seq": 5}.get(str(dim)) or int(str(dim)) for dim in tensor.shape]
+        arrays[tensor.name] = rng.standard_normal(shape) if value.const_value is None else value.const_value.numpy()
+    stored = dict(arrays)
+    for position in positions:
+        tensor = region.inputs[position].const_value
+        assert tensor is not None
+        stored[spec.inputs[position].name] = packing(region, position).packed(tensor, "panels").numpy()
+    expected = evaluate(region.spec, arrays)
+    for name, value in evaluate(spec, stored).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-12, atol=1e-12)
+
+
+def test_three_slices_of_one_weight_are_combined(tmp_path: Path) -> None:
+    g, x = start()
+    a, b, c = by_split(g, x, 3, 16)
+    give_out(g, g.op("Add", g.op("Mul", a, g.op("Tanh", b)), c), columns=16)
+    assert products(scan_graph(g, tmp_path)) == [(3, 1)]
+
+
+def test_slices_that_are_needed_themselves_stay_one_product(tmp_path: Path) -> None:
+    g, x = start()
+    a, b = by_split(g, x, 2, 16)
+    give_out(g, g.op("Mul", a, b), a, columns=16)
+    assert products(scan_graph(g, tmp_path)) == [(1, 1)]
+
+
+def test_slices_of_other_widths_and_interleaved_ones_stay_one_product(tmp_path: Path) -> None:
+    g, x = start()
+    wide, narrow = g.ops("Split", packed(g, x, 48), g.constant([32, 16]), outs=[None, None], axis=-1)
+    give_out(g, g.op("Add", wide, g.op("Concat", narrow, narrow, axis=-1)), columns=32)
+    g2, x2 = start()
+    y = packed(g2, x2, 32)
+    odd, even = (
+        g2.op("Slice", y, g2.constant([i]), g2.constant([32]), g2.constant([2]), g2.constant([2])) for i in (0, 1)
+    )
+    give_out(g2, g2.op("Mul", odd, even), columns=16)
+    for graph in (g, g2):
+        assert products(scan_graph(graph, tmp_path)) == [(1, 1)]

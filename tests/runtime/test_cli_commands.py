@@ -171,6 +171,15 @@ def test_optimize_can_skip_the_check_and_prints_a_table(run: Run, replace: Any, 
     assert called.named["repros"] == Path("repro")
 
 
+def test_optimize_checks_on_given_inputs(run: Run, replace: Any, model: Path, tmp_path: Path) -> None:
+    called = replace("optimize", REPORT)
+    assert run("optimize", model, "-o", "out.onnx").status == 0
+    assert called.named["inputs"] is None
+    np.savez(tmp_path / "inputs.npz", x=np.arange(3, dtype=np.float32))
+    assert run("optimize", model, "-o", "out.onnx", "--inputs", tmp_path / "inputs.npz").status == 0
+    assert called.named["inputs"]["x"].tolist() == [0, 1, 2]
+
+
 def test_explain_writes_nothing(run: Run, replace: Any, model: Path) -> None:
     replace("explain", REPORT)
     outcome = run("explain", model, "--json")

@@ -219,3 +219,118 @@ def test_strings_and_sequences_are_refused() -> None:
     model.graph.input.append(helper.make_tensor_sequence_value_info("many", FLOAT, None))
     with pytest.raises(inputs.InputError, match="input 'many' is a sequence_type"):
         inputs.read(model)
+
+
+HEADS, KEY_HEADS, WIDTH = 4, 2, 8
+Declared = dict[str, tuple[int, list[int | str | None]]]
+
+
+def with_past(node: onnx.NodeProto, declared: Declared, dims: dict[str, str | None]) -> onnx.ModelProto:
+    """A model of one operator: the dims of `declared` that are names of `dims` are called what that says."""
+    named: Declared = {
+        name: (kind, [dims.get(dim, dim) if isinstance(dim, str) else dim for dim in shape])
+        for name, (kind, shape) in declared.items()
+    }
+    outputs = [helper.make_tensor_value_info(name, FLOAT, None) for name in node.output]
+    values = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in named.items()]
+    imports = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(helper.make_graph([node], "g", values, outputs), opset_imports=imports, ir_version=11)
+
+
+INT32 = TensorProto.INT32
+CACHE: Declared = {
+    "past_key": (FLOAT, ["B", KEY_HEADS, "P", WIDTH]),
+    "past_value": (FLOAT, ["B", KEY_HEADS, "P", WIDTH]),
+}
+WITH_PAST: dict[str, tuple[onnx.NodeProto, Declared]] = {
+    "GroupQueryAttention": (
+        helper.make_node(
+            "GroupQueryAttention",
+            ["query", "key", "value", "past_key", "past_value", "seqlens", "total"],
+            ["y", "present_key", "present_value"],
+            domain="com.microsoft",
+            num_heads=HEADS,
+            kv_num_heads=KEY_HEADS,
+        ),
+        {
+            "query": (FLOAT, ["B", "S", HEADS * WIDTH]),
+            "key": (FLOAT, ["B", "S", KEY_HEADS * WIDTH]),
+            "value": (FLOAT, ["B", "S", KEY_HEADS * WIDTH]),
+            **CACHE,
+            "seqlens": (INT32, ["B"]),
+            "total": (INT32, []),
+        },
+    ),
+    "MultiHeadAttention": (
+        helper.make_node(
+            "MultiHeadAttention",
+            ["query", "key", "value", "", "mask", "", "past_key", "past_value"],
+            ["y", "present_key", "present_value"],
+            domain="com.microsoft",
+            num_heads=KEY_HEADS,
+        ),
+        {
+            **{name: (FLOAT, ["B", "S", KEY_HEADS * WIDTH]) for name in ("query", "key", "value")},
+            "mask": (INT32, ["B", "T"]),
+            **CACHE,
+        },
+    ),
+    "Attention": (
+        helper.make_node(
+            "Attention", ["q", "k", "v", "mask", "past_key", "past_value"], ["y", "present_key", "present_value"]
+        ),
+        {
+            "q": (FLOAT, ["B", HEADS, "S", WIDTH]),
+            **{name: (FLOAT, ["B", KEY_HEADS, "S", WIDTH]) for name in ("k", "v")},
+            "mask": (FLOAT, ["S", "T"]),
+            **CACHE,
+        },
+    ),
+    "Attention with lengths": (
+        helper.make_node("Attention", ["q", "k", "v", "", "", "", "valid"], ["y"]),
+        {
+            "q": (FLOAT, ["B", HEADS, "S", WIDTH]),
+            **{name: (FLOAT, ["B", KEY_HEADS, "T", WIDTH]) for name in ("k", "v")},
+            "valid": (INT64, ["B"]),
+        },
+    ),
+    "TensorScatter": (
+        helper.make_node("TensorScatter", ["cache", "update", "indices"], ["y"]),
+        {
+            "cache": (FLOAT, ["B", KEY_HEADS, "T", WIDTH]),
+            "update": (FLOAT, ["B", KEY_HEADS, "S", WIDTH]),
+            "indices": (INT64, ["B"]),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named dims", "nameless dims"])
+@pytest.mark.parametrize(("node", "declared"), WITH_PAST.values(), ids=list(WITH_PAST))
+def test_operators_with_a_past_get_lengths_that_fit(node: onnx.NodeProto, declared: Declared, named: bool) -> None:
+    names = ("B", "S", "P", "T")
+    model = with_past(node, declared, dict(zip(names, names, strict=True)) if named else dict.fromkeys(names))
+    ort.set_default_logger_severity(4)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    choices = inputs.size_choices(model)
+    for ladder in (choices.small, choices.large):
+        sizes, reason = inputs.first_fitting(model, lambda feeds: session.run(None, dict(feeds)), ladder, seed=0)
+        assert sizes is not None, reason
+        if "T" in sizes and "P" in sizes:
+            assert sizes["T"] == sizes["P"] + sizes["S"]
+
+
+def test_lengths_reach_their_limits_and_stay_inside() -> None:
+    node, declared = WITH_PAST["GroupQueryAttention"]
+    model = with_past(node, declared, {})
+    feeds = inputs.generate(model, sizes={"B": 64, "S": 3, "P": 5}, seed=0)
+    assert feeds["total"] == 8
+    assert feeds["seqlens"].min() >= 2
+    assert feeds["seqlens"].max() == feeds["seqlens"][0] == 7
+    assert len(set(feeds["seqlens"])) > 3
+    assert (inputs.generate(model, sizes={"B": 4, "S": 3, "P": 5}, seed=0, masks=False)["seqlens"] == 7).all()
+    node, declared = WITH_PAST["TensorScatter"]
+    model = with_past(node, declared, {})
+    feeds = inputs.generate(model, sizes={"B": 64, "S": 3, "T": 9}, seed=0)
+    assert feeds["indices"].min() == 0
+    assert feeds["indices"].max() == 6

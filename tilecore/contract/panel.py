@@ -35,44 +35,66 @@ PANEL = 16
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A constant as a matrix [count, columns] that a view reads at row `at` (of k) and its own column n.
+    """A constant as a matrix [count, columns] that a view reads at row `at` (of k) and column `start` + n.
 
-    `by_column`: the constant has the columns first, as a transposed weight does.
+    `by_column`: the constant has the columns first, as a transposed weight does. `start` is where a panel begins.
     """
 
     count: int
     by_column: bool
     at: Expr
+    columns: int
+    start: int
 
 
 def rows_of(load: Load, view: View) -> Rows | None:
-    """The constant that a B view reads as rows of all its columns, or None when it is not one.
+    """The constant that a B view reads as rows of all its columns or a run of them, or None when it is not one.
 
     The rows of a weight are k itself, those of packed levels k // 2, those of scales in blocks k // block: row 0 first,
     and none left out up to the last that is read.
     """
     _, k, n = view.axes
-    columns, depth = n.extent, k.extent
-    if not isinstance(columns, Const) or not isinstance(depth, Const) or view.shape[0] != const(1):
+    width, depth = n.extent, k.extent
+    if not isinstance(width, Const) or not isinstance(depth, Const) or view.shape[0] != const(1):
         return None
     if not isinstance(load.source, Tensor) or not load.source.constant:
         return None
-    size = 1
+    size, sizes = 1, [1]
     flat: Expr = const(0)
     for position, dim in zip(load.index, load.source.shape, strict=True):
         if not isinstance(dim, Const):
             return None
         size, flat = size * int(dim.value), flat * dim + position
-    count, rest = divmod(size, int(columns.value))
-    if rest or not count:
+        sizes.append(size)
+    if size == 0 or depth.value == 0 or width.value == 0:
         return None
-    for by_column, step in ((True, count), (False, 1)):
-        base = flat - n * step
-        at = base if by_column else floordiv(base, columns)
-        exact = by_column or at * columns == base
-        if exact and variables(at) <= {k} and nonnegative(at) and nonnegative(count - 1 - at):
-            return Rows(count, by_column, at) if _in_order(at, k, int(depth.value)) else None
-    return None
+    forms = dict.fromkeys(
+        [(True, int(width.value)), (False, int(width.value))]  # all columns, whatever axes they are spread over
+        + [form for before in sizes[1:-1] for form in ((True, before), (False, size // before))]
+    )
+    found = (_rows(flat, view, size, by_column, columns) for by_column, columns in forms)
+    return next((rows for rows in found if rows is not None), None)
+
+
+def _rows(flat: Expr, view: View, size: int, by_column: bool, columns: int) -> Rows | None:
+    """Element `flat` of a constant of `size` elements, if that is a row of `columns`, or of those from `start` on."""
+    _, k, n = view.axes
+    width, depth = view.shape[2], view.shape[1]
+    count, rest = divmod(size, columns)
+    if rest or not count or not isinstance(width, Const) or not isinstance(depth, Const):
+        return None
+    base = flat - n * (count if by_column else 1)
+    if not variables(base) <= {k}:
+        return None
+    first = int(Evaluator({}, {})(base, {k: np.zeros(1, np.int64)}).flat[0])
+    start, past = divmod(first, count) if by_column else (first, 0)
+    if past or start % PANEL or not 0 <= start <= columns - int(width.value):
+        return None
+    base = base - start * (count if by_column else 1)
+    at = base if by_column else floordiv(base, const(columns))
+    if not (by_column or at * columns == base) or not nonnegative(at) or not nonnegative(count - 1 - at):
+        return None
+    return Rows(count, by_column, at, columns, start) if _in_order(at, k, int(depth.value)) else None
 
 
 def _in_order(at: Expr, k: Var, depth: int) -> bool:
