@@ -49,6 +49,8 @@ def config_message(model: Model) -> pb.ModelConfig:
             pb.ModelInstanceGroup(name=model.name, count=model.scheduler.instances, kind=pb.ModelInstanceGroup.KIND_CPU)
         ],
     )
+    if model.engine is not None:
+        config.model_transaction_policy.decoupled = True
     if settings.batching is not None:
         config.dynamic_batching.CopyFrom(_batching(settings.batching))
     if settings.threads is not None:

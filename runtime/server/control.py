@@ -201,6 +201,7 @@ class Control:
             LOG.info("optimising %s version %d in the background", job[0].name, job[0].version)
             self._plain.put(job)
         for model in retired:
+            model.retire()
             LOG.info("let go of %s version %d", model.name, model.version)
 
     def _take_out(self, name: str, reason: str, wanted: Callable[[], bool]) -> None:
@@ -212,6 +213,7 @@ class Control:
         if retired:
             self._on_change(name)
         for model in retired:
+            model.retire()
             while not model.usage.wait_idle(0.1) and wanted():
                 continue
             LOG.info("unloaded %s version %d", model.name, model.version)

@@ -5,16 +5,19 @@ Invariant: what is given out has run once on each batch size and bucket, or says
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 from onnxruntime import InferenceSession
 
 from runtime.server.folders import Files, ModelFolder, fused_nodes, inspect_files, optimized_twin
+from runtime.server.generation.decoder import NotADecoderError, recognise
+from runtime.server.generation.engine import Engine
+from runtime.server.generation.probe import probe
 from runtime.server.model import Model, ModelError, describe
 from runtime.server.ort_errors import LOAD_ERRORS
-from runtime.server.settings import Settings
+from runtime.server.settings import Generation, Settings
 from runtime.server.statistics import Statistics
 from runtime.server.warmup import warm_up
 
@@ -108,5 +111,35 @@ def _open(
     except LOAD_ERRORS as error:
         raise ModelError(f"ONNX Runtime cannot load it: {error}") from error
     model = describe(name, version, session=session, settings=settings, fused=fused, note=note, statistics=statistics)
+    model = replace(model, engine=_engine(model, path))
     warm_up(model)
     return model
+
+
+def _engine(model: Model, path: Path) -> Engine | None:
+    """What generates tokens with the model, if it is a decoder with a cache. ModelError: it is to be one and is not."""
+    settings = model.settings.generation or Generation()
+    if not settings.enabled:
+        return None
+    try:
+        decoder = recognise(model.inputs, model.outputs, settings)
+        abilities = probe(model.session, decoder)
+    except NotADecoderError as error:
+        if model.settings.generation is not None:
+            raise ModelError(f"tilefuse.toml has [generation], but the model cannot generate: {error}") from error
+        if error.likely:
+            model.notes.append(f"it does not generate tokens: {error}")
+        return None
+    if not abilities.rows:
+        model.notes.append("its streams run one by one: in one run they change each other's logits")
+    elif not abilities.padding:
+        model.notes.append("only streams of equal length run together: padding changes their logits")
+    files = (file for file in path.parent.iterdir() if file.is_file() and file.suffix != ".so")
+    return Engine(
+        model.session,
+        decoder,
+        abilities,
+        settings=settings,
+        statistics=model.statistics,
+        weight_bytes=sum(file.stat().st_size for file in files),
+    )

@@ -16,6 +16,7 @@ from onnxruntime import InferenceSession
 
 from runtime import ort_values
 from runtime.server.errors import ExhaustedError, InvalidRequestError
+from runtime.server.generation.engine import Engine
 from runtime.server.ort_errors import RUN_ERRORS
 from runtime.server.scheduler import Feeds, Scheduler
 from runtime.server.settings import DeclaredTensor, Padding, Settings
@@ -96,6 +97,8 @@ class Model:
     statistics: Statistics
     fused: int = 0
     """How many fused nodes run with their kernels."""
+    engine: Engine | None = None
+    """Generates tokens for streams, if the model is a decoder with a cache."""
     notes: list[str] = field(default_factory=list[str])
     """What whoever runs the server should know: why it is not fused, for instance."""
     usage: Usage = field(default_factory=Usage)
@@ -104,6 +107,16 @@ class Model:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {tensor.name: tensor for tensor in self.inputs})
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return self.scheduler.waiting + (self.engine.waiting if self.engine is not None else 0)
+
+    def retire(self) -> None:
+        """The model is not served any more: let go of what is kept for requests to come."""
+        if self.engine is not None:
+            self.engine.retire()
 
 
 class NodeArgument(Protocol):

@@ -93,11 +93,14 @@ class RunningServer:
         self.repository = Repository()
         self._control: Control | None = None
         self._budget = Budget(options.in_flight_bytes)
+        self._tracer = make_tracer(options.trace_endpoint) if options.trace_endpoint else None
+        observer = Observer(options.log_calls, self._tracer)
         self.service = InferenceService(
             self.repository,
             byte_limit=options.transport.message_bytes,
             budget=self._budget,
             control_mode=options.control_mode,
+            observer=observer,
         )
         self._health = health.HealthServicer()
         self._pool = CountingPool(options.workers)
@@ -108,8 +111,6 @@ class RunningServer:
             compression=COMPRESSIONS[options.transport.compression],
             interceptors=[] if options.access is None else [AccessInterceptor(options.access)],
         )
-        self._tracer = make_tracer(options.trace_endpoint) if options.trace_endpoint else None
-        observer = Observer(options.log_calls, self._tracer)
         self._server.add_generic_rpc_handlers((inference_handlers(self.service, observer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._health.set(health.OVERALL_HEALTH, NOT_SERVING)

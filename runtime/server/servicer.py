@@ -18,12 +18,14 @@ from runtime.server.config_message import PLATFORM, config_message, tensor_messa
 from runtime.server.control import EXPLICIT, Control
 from runtime.server.dataplane import Call, infer
 from runtime.server.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
+from runtime.server.generation.conversation import Calls, Conversation, generates
 from runtime.server.handlers import status_of
 from runtime.server.model import Model
+from runtime.server.operations.observe import Observer
 from runtime.server.repository import READY, Repository
 
 SERVER_NAME = "tilefuse"
-EXTENSIONS = ("model_configuration", "statistics", "schedule_policy")
+EXTENSIONS = ("model_configuration", "statistics", "schedule_policy", "sequence")
 """What works beyond the core of the protocol, under the names that its extensions have."""
 ON_REQUEST = "model_repository"
 """The extension that the explicit control mode adds."""
@@ -47,7 +49,15 @@ class InferenceService:
     `ready` is set by whoever loads the models, and cleared for shutdown.
     """
 
-    def __init__(self, repository: Repository, *, byte_limit: int, budget: Budget, control_mode: str) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        *,
+        byte_limit: int,
+        budget: Budget,
+        control_mode: str,
+        observer: Observer | None = None,
+    ) -> None:
         self.ready = threading.Event()
         self.control: Control | None = None
         self._repository = repository
@@ -57,6 +67,15 @@ class InferenceService:
         self._version = installed_version()
         self._streams_lock = threading.Lock()
         self._idle_streams: set[Context] = set()
+        self._calls = Calls(
+            repository=repository,
+            budget=budget,
+            byte_limit=byte_limit,
+            observer=observer or Observer(),
+            idle=self._idle,
+            answer=self._answer_in_stream,
+            failure=stream_failure,
+        )
 
     def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         """The process answers, so it lives."""
@@ -101,25 +120,39 @@ class InferenceService:
     def ModelStreamInfer(
         self, requests: Iterator[pb.ModelInferRequest], context: Context
     ) -> Iterator[pb.ModelStreamInferResponse]:
-        """Answer the requests of a stream, in their order; an error is its request's and does not end the stream."""
+        """Answer the requests of a stream, in their order; an error is its request's and does not end the stream.
+
+        From the first request to a model that generates tokens on, requests are answered at the same time.
+        """
         while True:
             with self._idle(context):
                 request = next(requests, None)
             if request is None:
                 return
-            size = request.ByteSize()
             try:
-                self._budget.take(size)
-                try:
-                    yield pb.ModelStreamInferResponse(infer_response=self._infer(request, context))
-                finally:
-                    self._budget.give_back(size)
-            except Exception as error:
-                if not context.is_active():
-                    raise
-                status, reason = status_of(error)
-                failed = pb.ModelInferResponse(model_name=request.model_name[:128], id=request.id[:1024])
-                yield pb.ModelStreamInferResponse(error_message=f"[{status.name}] {reason}", infer_response=failed)
+                converse = generates(self._repository, request)
+            except NotFoundError:
+                converse = False  # the answer says so
+            if converse:
+                yield from Conversation(self._calls, context).answers(request, requests)
+                return
+            yield from self._answer_in_stream(request, context)
+
+    def _answer_in_stream(
+        self, request: pb.ModelInferRequest, context: Context
+    ) -> Iterator[pb.ModelStreamInferResponse]:
+        """The one answer to a request."""
+        size = request.ByteSize()
+        try:
+            self._budget.take(size)
+            try:
+                yield pb.ModelStreamInferResponse(infer_response=self._infer(request, context))
+            finally:
+                self._budget.give_back(size)
+        except Exception as error:
+            if not context.is_active():
+                raise
+            yield stream_failure(request, error)
 
     def _infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         def notify(wake: Callable[[], None]) -> None:
@@ -221,6 +254,13 @@ class InferenceService:
         if self.control is None:
             raise UnavailableError("the server is starting")
         return self.control
+
+
+def stream_failure(request: pb.ModelInferRequest, error: Exception) -> pb.ModelStreamInferResponse:
+    """The response of a stream that tells of an error."""
+    status, reason = status_of(error)
+    failed = pb.ModelInferResponse(model_name=request.model_name[:128], id=request.id[:1024])
+    return pb.ModelStreamInferResponse(error_message=f"[{status.name}] {reason}", infer_response=failed)
 
 
 def installed_version() -> str:

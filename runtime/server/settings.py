@@ -91,6 +91,34 @@ class Padding:
     """What other inputs are padded with, where that is not 0."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """How a decoder with a cache answers streams, token after token."""
+
+    enabled: bool = True
+    input_ids: str = "input_ids"
+    """The model's names of its tensors."""
+    attention_mask: str = "attention_mask"
+    position_ids: str = "position_ids"
+    logits: str = "logits"
+    streams: int = 32
+    """The most streams that are answered at the same time."""
+    waiting: int = 256
+    """The most streams that may wait for their turn."""
+    cache_bytes: int = 2**30
+    """What the caches of all streams may take."""
+    context: int = 2048
+    """The most tokens of one stream, those of its prompt and those that were generated."""
+    max_tokens: int = 256
+    """How many tokens are generated where the request does not say."""
+    prefill: int = 64
+    """Tokens of prompts that are read between two steps of the streams that are being answered."""
+    idle_seconds: float = 60.0
+    """How long the cache of a sequence is kept between its requests."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Tokens that end an answer, unless a request ignores them."""
+
+
 @dataclass(frozen=True)
 class WarmupInput:
     """One input of a warm-up run, with all of its dims."""
@@ -134,6 +162,8 @@ class Settings:
     """Runs at the same time; None: one where requests are batched, else as many as there are cores, at least 4."""
     batching: Batching | None = None
     padding: Padding | None = None
+    generation: Generation | None = None
+    """None: with the defaults, if the model is a decoder."""
     warmups: tuple[Warmup, ...] = ()
     auto_warmup: bool = True
     """Run each batch size and bucket once before the model is ready, if `warmups` names no runs."""

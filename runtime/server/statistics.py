@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from proto import open_inference_pb2 as pb
+from runtime.server.generation.counters import Counters
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Statistics:
     """Thread-safe counters since the model was loaded."""
 
     def __init__(self) -> None:
+        self.generation = Counters()
         self._lock = threading.Lock()
         self._success = _Total()
         self._failure = _Total()

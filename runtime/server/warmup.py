@@ -39,8 +39,8 @@ def warm_up(model: Model) -> None:
                 run_session(model.session, feeds, outputs)
         except (RequestError, WireError, OSError) as error:
             raise ModelError(f"model_warmup {warmup.name!r}: {error}") from error
-    if model.settings.warmups or not model.settings.auto_warmup:
-        return
+    if model.settings.warmups or not model.settings.auto_warmup or model.engine is not None:
+        return  # an engine's probe has run the model
     deadline = time.monotonic() + SECONDS
     for feeds in made_up_inputs(model):
         try:

@@ -101,7 +101,7 @@ def test_triton_client_sees_the_server(client: Any) -> None:
     assert not client.is_model_ready("nobody")
     metadata = client.get_server_metadata(as_json=True)
     assert metadata["name"] == "tilefuse"
-    assert metadata["extensions"] == ["model_configuration", "statistics", "schedule_policy"]
+    assert metadata["extensions"] == ["model_configuration", "statistics", "schedule_policy", "sequence"]
 
 
 def test_triton_client_sees_a_model(client: Any) -> None:

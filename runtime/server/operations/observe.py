@@ -17,6 +17,9 @@ import grpc
 from runtime.server.operations.logs import CALL
 
 LOG = logging.getLogger("tilefuse.calls")
+STATUS_CODE = "rpc.grpc.status_code"
+PREFIX = "tilefuse."
+"""Of the attributes of spans that are ours."""
 
 
 class TracingError(Exception):
@@ -28,6 +31,10 @@ class Tracer(Protocol):
 
     def span(self, name: str, context: grpc.ServicerContext) -> AbstractContextManager[Any]:
         """A context manager that gives an OpenTelemetry span."""
+        ...
+
+    def record(self, name: str, *, since: int, code: int, fields: dict[str, Any]) -> None:
+        """A span of something inside the current call that began at `since`, in nanoseconds, and ends now."""
         ...
 
     def shutdown(self) -> None:
@@ -67,13 +74,24 @@ class Observer:
             finally:
                 milliseconds = (time.perf_counter() - started) * 1000
                 if span is not None:
-                    span.set_attribute("rpc.grpc.status_code", told.status.value[0])
+                    span.set_attribute(STATUS_CODE, told.status.value[0])
                     for key, value in told.fields.items():
-                        span.set_attribute(f"tilefuse.{key}", value)
-                if self.log_calls:
-                    shown = {"method": method, "status": told.status.name, "ms": round(milliseconds, 3), **told.fields}
-                    text = " ".join(f"{key}={value}" for key, value in shown.items())
-                    LOG.info("%s", text, extra={CALL: {**shown, "peer": context.peer()}})
+                        span.set_attribute(f"{PREFIX}{key}", value)
+                self._log(method, context, told=told, milliseconds=milliseconds)
+
+    def tell(
+        self, name: str, context: grpc.ServicerContext, *, since: int, status: grpc.StatusCode, fields: dict[str, Any]
+    ) -> None:
+        """Tell of one request among those of a stream: it began at `since`, in nanoseconds, and ends now."""
+        if self.tracer is not None:
+            self.tracer.record(name, since=since, code=status.value[0], fields=fields)
+        self._log(name, context, told=Told(status, fields), milliseconds=(time.time_ns() - since) / 1e6)
+
+    def _log(self, method: str, context: grpc.ServicerContext, *, told: Told, milliseconds: float) -> None:
+        if self.log_calls:
+            shown = {"method": method, "status": told.status.name, "ms": round(milliseconds, 3), **told.fields}
+            text = " ".join(f"{key}={value}" for key, value in shown.items())
+            LOG.info("%s", text, extra={CALL: {**shown, "peer": context.peer()}})
 
 
 def make_tracer(endpoint: str) -> Tracer:
