@@ -34,7 +34,8 @@ from tilecore.contract.spec import (
     View,
     outputs_of,
 )
-from tilecore.cuda.compile import compile_cuda
+from tilecore.cuda.chunked import compile_chunk_scan, compile_linear_attention
+from tilecore.cuda.compile import CudaKernel, compile_cuda
 from tilecore.cuda.launch import Launcher
 
 torch: Any = importlib.import_module("torch")  # untyped: machines without a card need not have it
@@ -49,6 +50,8 @@ HEADS, SHARED, WIDTH = 32, 8, 128  # of decode
 CACHES = ((1, 8192), (1, 32768), (2, 8192), (4, 8192), (16, 8192), (16, 32768), (64, 8192), (64, 32768))
 LATENT, ROTARY, LATENT_HEADS = 512, 64, 128  # of decode from a latent cache
 LATENT_CACHES = ((64, 8192), (128, 8192))
+LINEAR, LINEAR_BATCH = (1024, 4096), 8  # of linear attention: steps, with HEADS heads of WIDTH columns
+SCAN_HEADS, SCAN_WIDTH, SCAN_STATE, CHUNK = 80, 64, 128, 256  # of Mamba-2's chunk scan, 8 x 4096 steps
 ROWS, COLUMNS, POSITIONS = 8192, 4096, 2048
 TOLERANCE = 4e-3  # of the norm, against the first peer in float32
 PEAK = 989.4e12  # bf16 operations a second of an H100 at its full clock, which the power cap does not allow for long
@@ -59,11 +62,22 @@ Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """A kernel in the tile language with operands of its own: how to compile it, its arrays, its result's name."""
+
+    compiled: Callable[..., CudaKernel]
+    arrays: Callable[[], Arrays]
+    output: str
+
+
+@dataclass(frozen=True)
 class Case:
-    """What is compared: our spec, the peers by name, the first one being the reference, and the work of one call."""
+    """What is compared: our spec or kernel, the peers by name, the first one being the reference, and the work of a
+    call.
+    """
 
     name: str
-    spec: Spec
+    spec: Spec | Tiles
     peers: dict[str, Callable[[Arrays], Any]]
     flops: float = 0.0
     bytes: float = 0.0
@@ -72,7 +86,7 @@ class Case:
     @property
     def output(self) -> str:
         """Name of the result."""
-        return outputs_of(self.spec)[0].name
+        return self.spec.output if isinstance(self.spec, Tiles) else outputs_of(self.spec)[0].name
 
     @property
     def floor_us(self) -> float:
@@ -124,6 +138,9 @@ def cases(*, quick: bool) -> list[Callable[[], Case]]:
         found.append(lambda batch=batch, keys=keys: decode_case(batch, keys))
     for batch, keys in LATENT_CACHES[::2] if quick else LATENT_CACHES:
         found.append(lambda batch=batch, keys=keys: latent_case(batch, keys))
+    for length in LINEAR[::2] if quick else LINEAR:
+        found.append(lambda length=length: linear_case(length))
+    found.append(scan_case)
     for kind in ("rmsnorm", "layernorm", "softmax", "swiglu", "rope"):
         found.append(lambda kind=kind: row_case(kind))
     return found
@@ -139,7 +156,10 @@ def measured(case: Case, environment: Options) -> dict[str, Any]:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
 
-    kernel = compile_cuda(case.spec, label="Benchmark", cache_directory=cache, dump=dump)
+    if isinstance(case.spec, Tiles):
+        kernel = case.spec.compiled(label="Benchmark", cache_directory=cache, dump=dump)
+    else:
+        kernel = compile_cuda(case.spec, label="Benchmark", cache_directory=cache, dump=dump)
     launch = Launcher(kernel)
 
     def ours(arrays: Arrays) -> None:
@@ -205,8 +225,10 @@ def elapsed(run: Callable[[], None], repeats: int) -> float:
     return start.elapsed_time(stop) / repeats
 
 
-def arrays_of(spec: Spec) -> Arrays:
+def arrays_of(spec: Spec | Tiles) -> Arrays:
     """Random inputs, and room for the outputs."""
+    if isinstance(spec, Tiles):
+        return spec.arrays()
     types = {DType.BF16: torch.bfloat16, DType.F16: torch.float16}
     return {
         one.name: torch.randn(*[int(str(dim)) for dim in one.shape], device="cuda", dtype=types[one.dtype])
@@ -308,6 +330,79 @@ def latent_case(batch: int, keys: int) -> Case:
     }
     flops = 2.0 * batch * LATENT_HEADS * keys * (width + LATENT)
     return Case(f"latent decode B={batch} K={keys}", spec, peers, flops, 2.0 * batch * keys * width, reference=exact)
+
+
+def linear_case(length: int) -> Case:
+    """Linear attention of f16 [B, S, H, D], scaled as softmax's scores are."""
+    scale, shape = WIDTH**-0.5, (LINEAR_BATCH, length, HEADS, WIDTH)
+    b, h, t, c = axes(b=shape[0], h=shape[2], t=shape[1], c=shape[3])
+    memory = {name: tensor(name, *shape, dtype=DType.F16) for name in "qkvo"}
+    operands: dict[str, Any] = {
+        name.upper(): View(name, (b, h, t, c), Load(memory[name], (b, t, h, c))) for name in "qkv"
+    }
+    operands["out"] = Place(memory["o"], (b, h, t, c), (b, t, h, c))
+
+    def arrays() -> Arrays:
+        return {name: torch.randn(shape, device="cuda", dtype=torch.float16) for name in "qkvo"}
+
+    def exact(found: Arrays) -> Any:
+        """In float32, chunk by chunk."""
+        q, k, v = (found[name].float().transpose(1, 2).unflatten(2, (-1, 64)) for name in "qkv")
+        states = (k.mT @ v).cumsum(2)
+        before = torch.cat([torch.zeros_like(states[:, :, :1]), states[:, :, :-1]], 2)
+        return ((((q @ k.mT).tril() @ v) + q @ before) * scale).flatten(2, 3).transpose(1, 2)
+
+    def compiled(**options: Any) -> CudaKernel:
+        return compile_linear_attention(operands, scale=scale, **options)
+
+    peers: dict[str, Callable[[Arrays], Any]] = {
+        "Triton": lambda a: triton_kernels.linear(a["q"], a["k"], a["v"], a["o"], scale),
+    }
+    tokens = float(LINEAR_BATCH * length * HEADS)
+    flops = 2.0 * tokens * WIDTH * (64 + 2 * WIDTH)  # half of the scores of chunks of 64 steps, states in and out
+    kernel = Tiles(compiled, arrays, "o")
+    return Case(f"linear attention S={length}", kernel, peers, flops, 8.0 * tokens * WIDTH, reference=exact)
+
+
+def scan_case() -> Case:
+    """The chunk scan of Mamba-2, f16, all of its vectors too."""
+    B, S, H, P, N, L = LINEAR_BATCH, LINEAR[-1], SCAN_HEADS, SCAN_WIDTH, SCAN_STATE, CHUNK
+    chunks = S // L
+    shapes = {"cb": (B, chunks, 1, L, L), "x": (B, S, H, P), "dt": (B, H, chunks, L), "da": (B, H, chunks, L),
+              "c": (B, S, 1, N), "states": (B, chunks, H, P, N), "d": (H,), "o": (B, S, H, P)}  # fmt: skip
+    given = {name: tensor(name, *shape, dtype=DType.F16) for name, shape in shapes.items()}
+    names = {"CB": "cb", "X": "x", "dt": "dt", "dA": "da", "C": "c", "states": "states", "D": "d", "out": "o"}
+    operands = {parameter: given[name] for parameter, name in names.items()}
+
+    def arrays() -> Arrays:
+        found = {name: torch.randn(shape, device="cuda", dtype=torch.float16) for name, shape in shapes.items()}
+        found["dt"] = torch.rand(shapes["dt"], device="cuda").half()
+        found["da"] = -(torch.rand(shapes["da"], device="cuda") * 0.05).cumsum(-1).half()
+        return found
+
+    def exact(found: Arrays) -> Any:
+        """In float32, sequence by sequence."""
+        results: list[Any] = []
+        for b in range(B):
+            cb, x, dt, da, c, states = (found[name][b].float() for name in ("cb", "x", "dt", "da", "c", "states"))
+            apart = (da[..., :, None] - da[..., None, :]).clamp(max=0).exp()  # [H, chunks, L, L]
+            weights = (cb[:, 0] * apart * dt[..., None, :]).tril()
+            x = x.unflatten(0, (chunks, L)).permute(2, 0, 1, 3)
+            before = c[:, 0].unflatten(0, (chunks, L)) @ states.transpose(0, 1).mT
+            out = weights @ x + da.exp()[..., None] * before + found["d"].float()[:, None, None, None] * x
+            results.append(out.permute(1, 2, 0, 3).flatten(0, 1))
+        return torch.stack(results)
+
+    def compiled(**options: Any) -> CudaKernel:
+        return compile_chunk_scan(operands, **options)
+
+    peers: dict[str, Callable[[Arrays], Any]] = {
+        "Triton": lambda a: triton_kernels.chunk_scan(*(a[name] for name in shapes))
+    }
+    tokens = float(B * S * H)
+    moved = 2.0 * sum(math.prod(shape) for shape in shapes.values())
+    flops = 2.0 * tokens * P * (L / 2 + N)
+    return Case("Mamba-2 chunk scan", Tiles(compiled, arrays, "o"), peers, flops, moved, reference=exact)
 
 
 def row_case(kind: str) -> Case:

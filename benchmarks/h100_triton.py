@@ -148,3 +148,91 @@ def latent(q, c, out, scale):
 
     _latent[grid](q, c, out, scale * LOG2E, c.shape[1], heads, deep, width - deep)
     return out
+
+
+LINEAR = [
+    triton.Config({"C": steps, "BE": columns}, num_warps=warps, num_stages=stages)
+    for steps, columns, warps, stages in (
+        (64, 128, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (32, 128, 4, 3), (128, 64, 8, 2),
+        (64, 32, 4, 3),
+    )
+]  # fmt: skip
+
+
+@triton.autotune(LINEAR, key=["steps"])
+@triton.jit
+def _linear(q_at, k_at, v_at, o_at, scale, steps, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr,
+            BE: tl.constexpr):  # fmt: skip
+    batch, head = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    depth, columns = tl.arange(0, D), tl.program_id(0) * BE + tl.arange(0, BE)
+    at = tl.arange(0, C)
+    state = tl.zeros([D, BE], tl.float32)
+    for first in range(0, steps, C):
+        rows = ((batch * steps + first + at) * H + head)[:, None]
+        q, k = tl.load(q_at + rows * D + depth[None, :]), tl.load(k_at + rows * D + depth[None, :])
+        v = tl.load(v_at + rows * E + columns[None, :])
+        scores = tl.where(at[:, None] >= at[None, :], tl.dot(q, tl.trans(k)), 0.0)
+        out = tl.dot(q, state.to(q.dtype), tl.dot(scores.to(v.dtype), v))
+        tl.store(o_at + rows * E + columns[None, :], (out * scale).to(o_at.dtype.element_ty))
+        state = tl.dot(tl.trans(k), v, state)
+
+
+def linear(q, k, v, out, scale):
+    """Causal linear attention of [B, S, H, D]; S a multiple of 128."""
+    batch, steps, heads, depth = q.shape
+    width = v.shape[3]
+
+    def grid(meta):
+        return width // meta["BE"], batch * heads
+
+    _linear[grid](q, k, v, out, scale, steps, heads, depth, width)
+    return out
+
+
+SCAN = [
+    triton.Config({"BM": rows, "BK": steps}, num_warps=warps, num_stages=stages)
+    for rows, steps, warps, stages in (
+        (64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 4), (128, 64, 4, 2), (128, 64, 8, 2), (128, 64, 4, 3),
+        (128, 32, 4, 4), (256, 64, 8, 2),
+    )
+]  # fmt: skip
+
+
+@triton.autotune(SCAN, key=["steps"])
+@triton.jit
+def _chunk_scan(cb_at, x_at, dt_at, da_at, c_at, state_at, d_at, o_at, steps, H: tl.constexpr, P: tl.constexpr,
+                N: tl.constexpr, L: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    head, chunks = tl.program_id(1), steps // L
+    batch, chunk = (tl.program_id(2) // chunks).to(tl.int64), tl.program_id(2) % chunks
+    rows, columns = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, P)
+    depth, inner = tl.arange(0, N), tl.arange(0, BK)
+    line = ((batch * H + head) * chunks + chunk) * L
+    own = tl.load(da_at + line + rows).to(tl.float32) * 1.4426950408889634
+    first = batch * steps + chunk * L
+    c = tl.load(c_at + (first + rows)[:, None] * N + depth[None, :])
+    state = tl.load(state_at + (((batch * chunks + chunk) * H + head) * P + columns)[None, :] * N + depth[:, None])
+    out = tl.dot(c, state) * tl.exp2(own)[:, None]
+    for start in range(0, (tl.program_id(0) + 1) * BM, BK):
+        at = start + inner
+        cb = tl.load(cb_at + ((batch * chunks + chunk) * L + rows)[:, None] * L + at[None, :]).to(tl.float32)
+        decay = tl.load(da_at + line + at).to(tl.float32) * 1.4426950408889634
+        step = tl.load(dt_at + line + at).to(tl.float32)
+        weights = cb * tl.exp2(own[:, None] - decay[None, :]) * step[None, :]
+        weights = tl.where(rows[:, None] >= at[None, :], weights, 0.0)
+        x = tl.load(x_at + ((first + at) * H + head)[:, None] * P + columns[None, :])
+        out = tl.dot(weights.to(x.dtype), x, out)
+    here = ((first + rows) * H + head)[:, None] * P + columns[None, :]
+    out += tl.load(x_at + here).to(tl.float32) * tl.load(d_at + head).to(tl.float32)
+    tl.store(o_at + here, out.to(o_at.dtype.element_ty))
+
+
+def chunk_scan(cb, x, dt, da, c, states, d, out):
+    """Mamba-2's scan inside chunks, one group; S a multiple of the chunk."""
+    batch, steps, heads, width = x.shape
+    length = cb.shape[3]
+
+    def grid(meta):
+        return length // meta["BM"], heads, batch * (steps // length)
+
+    _chunk_scan[grid](cb, x, dt, da, c, states, d, out, steps, heads, width, c.shape[3], length)
+    return out

@@ -50,6 +50,7 @@ def trace(
     inputs: tuple[Tensor, ...] = (),
     operands: Mapping[str, Any] | None = None,
     extents: Mapping[str, int] | None = None,
+    reserved: frozenset[str] = frozenset(),
     debug: bool = False,
 ) -> Program:
     """The program of `kernel`.
@@ -57,10 +58,11 @@ def trace(
     `operands` gives parameters by name: a View, Place or Tensor, a tuple of them, or any object of the library's own
     (a score, an epilogue), passed as it is; parameters annotated `T.Tensor(…)` need none. `inputs` are the physical
     tensors that views load from. `extents` gives a number for every `T.auto` parameter; None leaves them symbolic.
-    TileError for a wrong kernel; `debug` keeps the front end's own frames in its traceback.
+    Buffers and variables get other names than those `reserved`. TileError for a wrong kernel; `debug` keeps the front
+    end's own frames in its traceback.
     """
     try:
-        first, *more = _trace(kernel, inputs, dict(operands or {}), extents, None).programs
+        first, *more = _trace(kernel, inputs, dict(operands or {}), extents, None, reserved).programs
         if more:
             raise TileError(SECOND, more[0].span, instead=f"tilecore.jit for a function of several; {ONE}")
         return first
@@ -93,6 +95,7 @@ def _trace(
     operands: dict[str, Any],
     extents: Mapping[str, int] | None,
     eager: Eager | None,
+    reserved: frozenset[str] = frozenset(),
 ) -> Traced:
     code = kernel.__code__
     span = Span(code.co_filename, code.co_firstlineno, 0, code.co_firstlineno, 0)
@@ -108,7 +111,7 @@ def _trace(
     for tunable in tunables:
         if tunable.name in taken:
             raise TileError(f"{tunable.name} is T.auto, and a tensor or a dynamic extent has that name", span)
-    tracer = Tracer(kernel.__name__, span, taken | {tunable.name for tunable in tunables}, eager=eager)
+    tracer = Tracer(kernel.__name__, span, taken | reserved | {tunable.name for tunable in tunables}, eager=eager)
     tracer.places.update(
         {handle.source: handle.place for handle in handles if isinstance(handle.source, View) and handle.place}
     )

@@ -1,8 +1,5 @@
 """Machine code of CUDA kernels, without a card: tensor cores and tensor copies are there, local memory is not."""
 
-import re
-import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from cuda_specs import (
     product_spec,
     row_spec,
 )
+from machine_code import disassemble
 
 from tilecore.contract.spec import Spec
 from tilecore.cuda.compile import CudaKernel, compile_cuda
@@ -28,19 +26,6 @@ DECODE = attention_spec(AttentionForm(1, 32, 1, 8192, 128, F16, groups=4))
 LATENT = latent_spec(LatentForm(64, 128, 8192))
 FEW_ROWS = product_spec(ProductForm(16, 4096, 4096))
 ROWS = row_spec(RowForm("rmsnorm", 8192, 4096))
-
-
-def disassemble(image: bytes, folder: Path) -> Counter[str]:
-    """How often each instruction occurs in a cubin, by its name up to the first dot."""
-    nvidia = pytest.importorskip("nvidia", reason="needs nvdisasm: pip install nvidia-cuda-nvdisasm")
-    tools = [path for root in nvidia.__path__ for path in Path(root).rglob("bin/nvdisasm")]
-    if not tools:
-        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
-    path = folder / "kernel.cubin"
-    path.write_bytes(image)
-    text = subprocess.run([tools[0], "-c", path], check=True, capture_output=True, text=True).stdout
-    names = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", text)
-    return Counter(names)
 
 
 def built(spec: Spec, cache: Path) -> CudaKernel:

@@ -182,6 +182,46 @@ TILE_FN void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
                "r"(d)
                : "memory");
 }
+TILE_FN void store_turned(u32 address, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+TILE_FN void load_matrices(u32* to, u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+template <int N>
+TILE_FN void fetch_fragment(u32 (&to)[N], u32 tile, u32 chunk_bytes) {  // pairs of a swizzled tile as a fragment has them
+  const u32 lane = threadIdx.x % 32, row = tile + (threadIdx.x % 128 / 32 * 16 + lane % 16) * 128;
+  TILE_UNROLL for (int part = 0; part < N / 4; part++)
+    load_matrices(to + 4 * part, row + part / 4 * chunk_bytes + ((part % 4 * 2 + lane / 16 ^ lane % 8) << 4));
+}
+// Elements of lines: one, or two neighbours from an even one on.
+TILE_FN u32 line_word(u32 address) {
+  u32 word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+TILE_FN u16 line_half(u32 address) {
+  u16 half;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(address) : "memory");
+  return half;
+}
+TILE_FN float line_f32(u32 line, int x) { return __int_as_float(line_word(line + 4 * x)); }
+TILE_FN float line_f16(u32 line, int x) { return from_f16(line_half(line + 2 * x)); }
+TILE_FN float line_bf16(u32 line, int x) { return from_bf16(line_half(line + 2 * x)); }
+TILE_FN void line_pair_f32(float* to, u32 line, int x) {
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(line + 4 * x) : "memory");
+}
+TILE_FN void line_pair_f16(float* to, u32 line, int x) {
+  const u32 word = line_word(line + 2 * x);
+  to[0] = from_f16((u16)word), to[1] = from_f16((u16)(word >> 16));
+}
+TILE_FN void line_pair_bf16(float* to, u32 line, int x) {
+  const u32 word = line_word(line + 2 * x);
+  to[0] = __int_as_float(word << 16), to[1] = __int_as_float(word & 0xffff0000u);
+}
 
 // ---- scalar operations ----
 TILE_FN float tile_exp2(float x) {

@@ -5,12 +5,13 @@ spec ─ kernel_for ─ trace ─ keep_scale ─ infer_roles ─ plan_kernel ─
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tilecore.compile import Dump
-from tilecore.contract.spec import AttentionSpec, RowSpec, Spec, check
+from tilecore.contract.spec import AttentionSpec, Spec, Tensor, check
 from tilecore.cuda.emit_cuda import emit_cuda
 from tilecore.cuda.emit_rows import emit_rows
 from tilecore.cuda.errors import CudaError
@@ -18,9 +19,11 @@ from tilecore.cuda.kernel import KernelPlan, plan_kernel
 from tilecore.cuda.nvrtc import Cubin, build_cubin
 from tilecore.cuda.profile import H100, GpuProfile
 from tilecore.cuda.recommend import Choice, choices
-from tilecore.cuda.roles import infer_roles
+from tilecore.cuda.roles import has_products, infer_roles
 from tilecore.cuda.row_plan import RowPlan, plan_rows
 from tilecore.cuda.scales import keep_scale
+from tilecore.cuda.values import RESERVED
+from tilecore.cuda.views import inline_views
 from tilecore.library import kernel_for
 from tilecore.printer import print_program
 from tilecore.trace import trace
@@ -58,10 +61,33 @@ def compile_cuda(
 
     `dump` receives the program, the text and the resource report of the kernel taken, each with a file name.
     """
+    found = candidates(spec, profile, config=config, stages=stages)
+    return _first_built(
+        found, lambda choice: generate(spec, choice, label=label, profile=profile), cache_directory, dump
+    )
+
+
+def compile_tiles(
+    function: Callable[..., None], operands: Mapping[str, Any], found: Iterable[Choice], *, label: str,
+    cache_directory: Path, profile: GpuProfile = H100, dump: Dump | None = None,
+) -> CudaKernel:  # fmt: skip
+    """A kernel in the tile language, with the first of the choices `found` that fits and builds; operands are views,
+    places and tensors by parameter. CudaError lists why each one failed.
+    """
+
+    def source(choice: Choice) -> CudaSource:
+        return generate_tiles(function, operands, choice, label=label, profile=profile)
+
+    return _first_built(found, source, cache_directory, dump)
+
+
+def _first_built(
+    found: Iterable[Choice], source: Callable[[Choice], CudaSource], cache_directory: Path, dump: Dump | None
+) -> CudaKernel:
     refused: list[str] = []
-    for choice in candidates(spec, profile, config=config, stages=stages):
+    for choice in found:
         try:
-            kernel = build(generate(spec, choice, label=label, profile=profile), cache_directory)
+            kernel = build(source(choice), cache_directory)
         except CudaError as error:
             refused.append(f"{dict(choice.config)}, {choice.stages} stages: {error}")
             continue
@@ -109,14 +135,24 @@ def generate(spec: Spec, choice: Choice, *, label: str, profile: GpuProfile = H1
     _check_supported(spec)
     spec = choice.spec or spec
     function, operands = kernel_for(spec)
-    program = keep_scale(trace(function, inputs=spec.inputs, operands=operands, extents=choice.config))
+    return generate_tiles(function, operands, choice, label=label, profile=profile, inputs=spec.inputs)
+
+
+def generate_tiles(
+    function: Callable[..., None], operands: Mapping[str, Any], choice: Choice, *, label: str,
+    profile: GpuProfile = H100, inputs: tuple[Tensor, ...] = (),
+) -> CudaSource:  # fmt: skip
+    """CUDA C++ for a kernel in the tile language, with operands as `trace` takes them."""
+    program = trace(function, inputs=inputs, operands=operands, extents=choice.config, reserved=RESERVED)
+    program = keep_scale(inline_views(program))
     verify(program)
-    if isinstance(spec, RowSpec):
+    if has_products(program):
+        roles = infer_roles(program)
+        plan = plan_kernel(roles, profile, stages=choice.stages, overlap=choice.overlap, blocks=choice.blocks)
+        text = emit_cuda(plan, PLACEHOLDER)
+    else:
         plan = plan_rows(program, profile, threads=choice.threads)
         text = emit_rows(plan, PLACEHOLDER)
-    else:
-        plan = plan_kernel(infer_roles(program), profile, stages=choice.stages, overlap=choice.overlap)
-        text = emit_cuda(plan, PLACEHOLDER)
     name = f"{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return CudaSource(name, plan, text.replace(PLACEHOLDER, name), choice.why)
 

@@ -5,23 +5,30 @@ flight into the next iteration, so that the next products follow it without a ga
 last product that reads it is done.
 """
 
+from collections.abc import Sequence
+
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, rewrite, substitute, variables
 from tilecore.contract.spec import Place, Tensor
+from tilecore.cuda.elements import fetched_elements, staged_element
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.flight import Flight, readers_of, to_wait_for
 from tilecore.cuda.joins import REDUCTIONS, join_text
-from tilecore.cuda.kernel import STAGING_CHUNKS, WARPGROUP, KernelPlan, Ring, extent_of_axis
+from tilecore.cuda.kernel import WARPGROUP, KernelPlan, Ring, extent_of_axis
 from tilecore.cuda.masks import inside
 from tilecore.cuda.overlap import Overlap
 from tilecore.cuda.partial import partial_sums
 from tilecore.cuda.products import Product, product_of
 from tilecore.cuda.roles import CHUNK, GROUP_ROWS, extents, stored_rectangle
+from tilecore.cuda.slots import Slots, spot
+from tilecore.cuda.stores import staged_store
 from tilecore.cuda.values import HALVES, Values, pointer, stored
+from tilecore.cuda.views import in_bounds
 from tilecore.graph import depth_axes
 from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Join, Parallel, Reduce, Stmt, Store, statements
 
 GROUP_ROW = Var("group_row")  # the first row of the warpgroup
-TURN, STORE, MEET = 1, 5, 8  # named barriers: turns of up to 3 warpgroups, staged stores of each, all of them
+TURN, MEET = 1, 8  # named barriers: turns of up to 3 warpgroups, all of them (between: `STORE`, staged stores of each)
 
 
 class Consumer:
@@ -33,16 +40,11 @@ class Consumer:
         self.names: dict[Expr, str] = {**names, GROUP_ROW: "group_row"}
         self.walk = walk
         self.lines: list[str] = []
-        self.flying: list[Gemm] = []  # issued in this body, not waited for
-        self.carried: Gemm | None = None  # issued by the iteration before
+        self.flying: list[Flight] = []  # oldest first
         self.at = "slot"  # of the rings inside the loop
+        self.columns: tuple[Var, ...] = ()  # of the parallel loop being written
         self.partial: tuple[str, ...] = ()  # row sums that the four threads of a row keep apart
-        gemms = [stmt for stmt in statements(plan.program.body) if isinstance(stmt, Gemm)]
-        self.last_use: dict[str, Gemm] = {}
-        for ring in plan.rings:
-            own = {tile.buffer.name for tile in ring.tiles}
-            own |= {name for name, holder in plan.roles.held.items() if holder in own}
-            self.last_use[ring.name] = [gemm for gemm in gemms if {gemm.a.name, gemm.b.name} & own][-1]
+        self.slots = Slots(plan)
 
     def body(self) -> list[str]:
         """The role's text."""
@@ -55,7 +57,7 @@ class Consumer:
             "int slot = 0;",
             "u32 phase = 0, once = 0;",
             *(["int spot = 0;"] if self.plan.ahead > 1 else []),
-            *(["int row_slot = 0;"] if self.roles.parts > 1 else []),
+            *(["int row_slot = 0;"] if self.roles.parts > 1 else ["u32 written = 0;"] if self.roles.exchanged else []),
         ]
         if self.plan.split.groups:
             self.lines.append("u32 joined = 0;")
@@ -103,18 +105,20 @@ class Consumer:
             case Gemm():
                 self._gemm(stmt)
             case Fill():
-                self._drain()
+                self._drain(stmt)
                 self._fill(stmt)
             case Reduce():
-                self._drain()
+                self._drain(stmt)
                 self._reduce(stmt)
             case Parallel():
                 for store in stmt.body:
                     if store.guard is not None or store.update:
                         what = f"T.atomic_{store.update}" if store.update else "a store under an if"
                         raise CudaError(f"{what} to {store.target.name} has no CUDA form yet")
-                self._drain()
+                self._drain(stmt)
                 self._parallel(stmt)
+                self._wait_for(readers_of(self.flying, self.slots.last_read_by(stmt)))
+                self.lines += self.slots.freed_by([stmt], self.at)
             case Join():
                 self._drain()
                 for number, group in enumerate(self.plan.split.groups):
@@ -143,16 +147,12 @@ class Consumer:
         self.lines.append(f"for (int {var} = first; {var} < last; {var}++) {{")
         outer, self.lines = self.lines, []
         self.names[loop.var] = var
-        tail = loop.body[-1]
-        # where two warpgroups share a tile, slots are few: one is free, and asked for again, as soon as it is read
-        self.carried = tail if isinstance(tail, Gemm) and self.roles.parts == 1 else None
-        carries = self.carried
+        carried = self._carried(loop)
+        self.flying = list(carried)
         for stmt in loop.body:
             self._statement(stmt)
-        if self.carried is not None:  # nothing waited in this body: the product before this one is done
-            self.lines.append("products_wait<1>();")
-            self._release_of([self.carried], "before", f"{var} > first")
-        elif carries is None:
+        self._wait_for(sum(flight.carried for flight in self.flying))
+        if not carried:
             self._drain()
         stages = max(ring.slots for ring in self.plan.rings)
         self.lines += ["before = slot;", f"if (++slot == {stages}) slot = 0, phase ^= 1;"]
@@ -161,12 +161,24 @@ class Consumer:
         del self.names[loop.var]
         if self.plan.turns:
             self._pass()
+        if carried:
+            self.lines += ["products_wait<0>();", *self._pins(carried)]
+            self.lines += self.slots.freed_by([flight.gemm for flight in carried], "before", "last > first")
         self.flying = []
-        self.carried = None
-        if carries is not None:
-            self.lines += ["products_wait<0>();", f"pin({carries.c.name});"]
-            self._release_of([carries], "before", "last > first")
-        self._release_before_loop(loop)
+        self.lines += self.slots.freed_by_loop(loop)
+
+    def _carried(self, loop: For) -> tuple[Flight, ...]:
+        """What is in flight from one iteration to the next, by writing one down that is thrown away."""
+        if not isinstance(loop.body[-1], Gemm):  # what follows products of this iteration runs beside them
+            return ()
+        if self.roles.parts > 1:  # slots are few: one is free, and asked for again, as soon as it is read
+            return ()
+        kept, self.lines = self.lines, []
+        for stmt in loop.body:
+            self._statement(stmt)
+        found = tuple(Flight(flight.gemm, carried=True) for flight in self.flying)
+        self.lines, self.flying = kept, []
+        return found
 
     def _overlapped(self, loop: For, parts: Overlap) -> None:
         """Scores of an iteration, then sums of the one before it; softmax while those are still being taken."""
@@ -200,7 +212,7 @@ class Consumer:
         self._wait(parts.sums, 0, "before")
         self.lines = [*outer, *("  " + line for line in self.lines), "}"]
         del self.names[loop.var]
-        self._release_before_loop(loop)
+        self.lines += self.slots.freed_by_loop(loop)
 
     def _issue(self, gemm: Gemm, copies: tuple[Copy, ...], slot: str, phase: str, *, turn: str) -> None:
         self.at = slot
@@ -217,14 +229,7 @@ class Consumer:
 
     def _wait(self, gemm: Gemm, flying: int, slot: str) -> None:
         self.lines += [f"products_wait<{flying}>();", f"pin({gemm.c.name});"]
-        self._release_of([gemm], slot, "")
-
-    def _release_before_loop(self, loop: For) -> None:
-        """The next tile's operands arrive while this one's results are stored."""
-        in_loop = [stmt for stmt in loop.body if isinstance(stmt, Gemm)]
-        for ring in self.plan.rings:
-            if ring.copies[0] in self.plan.program.body and any(self.last_use[ring.name] is one for one in in_loop):
-                self._release(ring, spot(self.plan))
+        self.lines += self.slots.freed_by([gemm], slot)
 
     def _turn(self) -> None:
         self.lines.append(f"named_sync({TURN} + warpgroup, {2 * WARPGROUP});")
@@ -238,7 +243,7 @@ class Consumer:
         if self.plan.turns and gemm is products[-1]:
             self._turn()
         self._product(gemm)
-        self.flying.append(gemm)
+        self.flying.append(Flight(gemm))
         if self.plan.turns and gemm is products[0]:
             self._pass()
 
@@ -250,14 +255,17 @@ class Consumer:
             self.lines.append(f"pin({gemm.a.name});")
         elif gemm.a.name in self.roles.exchanged:
             left = f"depth_major(tile_{gemm.a.name} + x / 4 * {GROUP_ROWS * 128}) + x % 4 * 2"
-        elif self.roles.parts > 1:
+        elif self.roles.parts_of(gemm.c.name) > 1:
             left = self._descriptor(gemm.a, product.a_minor, "")
         else:
             rows = self._chunk_rows(gemm.a)
             # a warpgroup's rows: 64 rows of each chunk along the depth, or one chunk of rows
             skip = rows * 128 if product.a_minor else GROUP_ROWS * 128
             left = self._descriptor(gemm.a, product.a_minor, f" + warpgroup * {skip}")
-        right = self._descriptor(gemm.b, product.b_minor, self._own_columns(product, gemm.b))
+        if gemm.b.name in self.roles.exchanged:
+            right = f"depth_minor({self._exchanged(gemm.b)}, {GROUP_ROWS * 128}) + x * {16 * 128 // 16}"
+        else:
+            right = self._descriptor(gemm.b, product.b_minor, self._own_columns(product, gemm))
         self.lines += [
             f"pin({gemm.c.name});",
             "products_fence();",
@@ -266,11 +274,11 @@ class Consumer:
             "products_commit();",
         ]
 
-    def _own_columns(self, product: Product, right: Buffer) -> str:
+    def _own_columns(self, product: Product, gemm: Gemm) -> str:
         """Where a warpgroup's columns of the right operand begin: at a chunk of them, or at a row of every chunk."""
-        if self.roles.parts == 1:
+        if self.roles.parts_of(gemm.c.name) == 1:
             return ""
-        chunk = self._chunk_rows(right) * 128
+        chunk = self._chunk_rows(gemm.b) * 128
         return f" + warpgroup * {product.columns // CHUNK * chunk if product.b_minor else product.columns * 128}"
 
     def _chunk_rows(self, buffer: Buffer) -> int:
@@ -293,28 +301,21 @@ class Consumer:
             return f"depth_minor({base}, {chunk}) + x * {16 * 128 // 16}"
         return f"depth_major({base} + x / 4 * {chunk}) + x % 4 * 2"
 
-    def _drain(self) -> None:
-        """Wait for every product in flight and free what they read."""
-        if not self.flying:
+    def _drain(self, stmt: Stmt | None = None) -> None:
+        """Wait for the products in flight that `stmt` has to wait for, or for all, and free what they read."""
+        self._wait_for(len(self.flying) if stmt is None else to_wait_for(self.flying, stmt))
+
+    def _wait_for(self, count: int) -> None:
+        if count == 0:
             return
-        self.lines.append("products_wait<0>();")
-        done = [*self.flying, *([self.carried] if self.carried is not None else [])]
-        self.lines += [f"pin({name});" for name in dict.fromkeys(gemm.c.name for gemm in done)]
-        if self.carried is not None:
-            self._release_of([self.carried], "before", f"{self.plan.loop.var.name} > first")
-            self.carried = None
-        self._release_of(self.flying, "slot", "")
-        self.flying = []
+        done, self.flying = self.flying[:count], self.flying[count:]
+        self.lines += [f"products_wait<{len(self.flying)}>();", *self._pins(done)]
+        for flight in done:
+            where = ("before", f"{self.plan.loop.var.name} > first") if flight.carried else ("slot", "")
+            self.lines += self.slots.freed_by([flight.gemm], *where)
 
-    def _release_of(self, gemms: list[Gemm], slot: str, condition: str) -> None:
-        for ring in self.plan.rings:
-            in_loop = ring.copies[0] not in self.plan.program.body
-            if in_loop and any(self.last_use[ring.name] is gemm for gemm in gemms):
-                self._release(ring, slot, condition)
-
-    def _release(self, ring: Ring, slot: str, condition: str = "") -> None:
-        also = f" && {condition}" if condition else ""
-        self.lines.append(f"if (thread == 0{also}) barrier_arrive(empty_{ring.name} + 8 * {slot});")
+    def _pins(self, done: Sequence[Flight]) -> list[str]:
+        return [f"pin({name});" for name in dict.fromkeys(flight.gemm.c.name for flight in done)]
 
     def _copy(self, copy: Copy) -> None:
         source, target = copy.src.source, copy.dst.source
@@ -325,7 +326,7 @@ class Consumer:
                 self.lines.append(f"barrier_wait(full_{ring.name} + 8 * {at}, {phase});")
         if not (isinstance(source, Buffer) and isinstance(target, Buffer)):
             return
-        self._drain()
+        self._drain(copy)
         if target.name in self.roles.exchanged:
             self._exchange(source, target)
         elif target.name in self.roles.packed:
@@ -346,16 +347,27 @@ class Consumer:
         parts = self._count(source) // 8  # of 16 columns
         pairs = ", ".join(f"pair_{target.dtype}({source.name}[8 * x + {i}], {source.name}[8 * x + {i + 1}])"
                           for i in range(0, 8, 2))  # fmt: skip
+        if self.plan.exchange_slots == 1:
+            self.lines.append(self._meet())  # nobody reads what is there any more
+        else:
+            self.lines.append(f"written ^= {1 << self.roles.exchanged.index(target.name)};")
         self.lines += [
-            self._meet(),  # nobody reads what is there any more
             f"TILE_UNROLL for (int x = 0; x < {parts}; x++) {{",
             f"  const int part = warpgroup * {parts} + x;",
-            f"  const u32 row = tile_{target.name} + part / 4 * {GROUP_ROWS * 128} + (warp * 16 + lane % 16) * 128;",
+            f"  const u32 tile = {self._exchanged(target)} + part / 4 * {GROUP_ROWS * 128};",
+            "  const u32 row = tile + (warp * 16 + lane % 16) * 128;",
             f"  store_matrices(row + ((part % 4 * 2 + lane / 16 ^ lane % 8) << 4), {pairs});",
             "}",
             "show_to_copies();",
             self._meet(),
         ]
+
+    def _exchanged(self, target: Buffer) -> str:
+        """Where such a tile lies now."""
+        if self.plan.exchange_slots == 1:
+            return f"tile_{target.name}"
+        size = extents(target)[0] * extents(target)[1] * 2
+        return f"tile_{target.name} + (written >> {self.roles.exchanged.index(target.name)} & 1) * {size}"
 
     def _join_parts(self, kind: str, name: str) -> None:
         if self.roles.parts > 1:
@@ -403,18 +415,28 @@ class Consumer:
             return f"{name}[x]"
         if name in self.roles.statistics:
             return f"{name}[x >> 1 & 1]"
+        if name in self.roles.staged:
+            return staged_element(
+                self.roles.staged[name], by_column=len(load.index) == 1 and load.index[0] in self.columns
+            )
         raise CudaError(f"{name} is read element by element; only products and row values are")
 
     def _parallel(self, stmt: Parallel) -> None:
+        self.columns = stmt.axes[1:]
+        fetched = fetched_elements(stmt, self.roles, self._where(stmt), self._slot)
+        if fetched:
+            self.lines += ["{", *fetched]
         if stmt in self.plan.staged_stores:
             self._staged_store(stmt)
-            return
-        for store in stmt.body:
-            self._check_indices(stmt, store)
-            if isinstance(store.target, Place):
-                self._direct_store(stmt, store)
-            else:
-                self._elementwise(stmt, store)
+        else:
+            for store in stmt.body:
+                self._check_indices(stmt, store)
+                if isinstance(store.target, Place):
+                    self._direct_store(stmt, store)
+                else:
+                    self._elementwise(stmt, store)
+        if fetched:
+            self.lines.append("}")
 
     def _check_indices(self, stmt: Parallel, store: Store) -> None:
         """Fragments are read and written at their own element."""
@@ -422,7 +444,8 @@ class Consumer:
         if isinstance(store.target, Buffer):
             accesses.append((store.target, store.index))
         for buffer, index in accesses:
-            if index != stmt.axes[: len(index)] or self.roles.graph.classes[stmt.axes[0]] != self.roles.rows_class:
+            along_columns = buffer.name in self.roles.staged and index == stmt.axes[1:]
+            if not (along_columns or index == stmt.axes[: len(index)]) or self.roles.sharing(stmt.axes[0]) is None:
                 found = ", ".join(map(str, index))
                 raise CudaError(f"{buffer.name} is indexed by {found}: fragments by their own axes")
 
@@ -434,6 +457,9 @@ class Consumer:
             self.lines += self._each(stmt, target, store.value)
             return
         needed, plain = masks
+        if any(isinstance(slack, Const) and slack.value < 0 for slack in needed):
+            self.lines += self._each(stmt, target, store.value)
+            return
         values = self._values()
         condition = " && ".join(f"{values.text(slack)} >= 0" for slack in needed)
         self.lines += [f"if ({condition}) {{  // no element of the warpgroup is masked"]
@@ -442,8 +468,9 @@ class Consumer:
 
     def _spread(self, stmt: Parallel) -> dict[Var, tuple[Expr, Expr]]:
         rows, columns = stmt.axes
+        first = GROUP_ROW if self._on_rows(stmt) else const(0)
         return {
-            rows: (GROUP_ROW + 0, GROUP_ROW + (GROUP_ROWS - 1)),
+            rows: (first + 0, first + (GROUP_ROWS - 1)),
             columns: (const(0), extent_of_axis(stmt, 1) - 1),
         }
 
@@ -463,11 +490,12 @@ class Consumer:
     def _positions(self, stmt: Parallel, value: Expr) -> tuple[Expr, dict[Expr, str], list[str]]:
         """`value`, and row and column of element x; where memory is read, and there alone, clipped to what exists."""
         where = self._where(stmt)
-        read = {var for load in loads(value) if isinstance(load.source, Tensor) for var in variables(load)}
+        outside = {load for load in loads(value) if isinstance(load.source, Tensor) and not in_bounds(load)}
+        read = {var for load in outside for var in variables(load)}
         inside_of = {var: Var(f"{var.name}_in") for var in stmt.axes if var in read}
 
         def clip(node: Expr) -> Expr | None:
-            if not (isinstance(node, Load) and isinstance(node.source, Tensor)):
+            if not isinstance(node, Load) or node not in outside:
                 return None
             moved: dict[Expr, Expr] = {**inside_of}
             return Load(node.source, tuple(substitute(entry, moved) for entry in node.index), node.span)
@@ -489,9 +517,14 @@ class Consumer:
     def _where(self, stmt: Parallel) -> tuple[str, str]:
         """Row and column of element x."""
         column = "own_column + (x >> 2) * 8 + (x & 1)"
-        if self.roles.parts > 1 and len(stmt.axes) == 2:
+        if len(stmt.axes) == 2 and (self.roles.sharing(stmt.axes[0]) or 1) > 1:
             column += f" + warpgroup * {2 * self._elements(stmt)}"
-        return "own_row + (x >> 1 & 1) * 8", column
+        row = "own_row" if self._on_rows(stmt) else "own_row - group_row"
+        return f"{row} + (x >> 1 & 1) * 8", column
+
+    def _on_rows(self, stmt: Parallel) -> bool:
+        """Whether the statement goes over the kernel's rows, and not over others that warpgroups share."""
+        return self.roles.graph.classes[stmt.axes[0]] == self.roles.rows_class
 
     def _limits(self, var: Var) -> tuple[Expr, ...]:
         graph = self.roles.graph
@@ -532,54 +565,19 @@ class Consumer:
             return 4
         extent = extent_of_axis(stmt, 1)
         assert isinstance(extent, Const)
-        return int(extent.value) // 2 // self.roles.parts
+        return int(extent.value) // 2 // (self.roles.sharing(stmt.axes[0]) or 1)
 
     def _staged_store(self, stmt: Parallel) -> None:
-        """Fragments through swizzled shared memory, 64 columns per tensor copy, which clips them."""
         self._check_indices(stmt, stmt.body[0])
         found = stored_rectangle(stmt)
         assert found is not None
-        place, (row_dim, column_dim), origin = found
+        place, _, origin = found
         assert place.dtype in HALVES or place.dtype is DType.I16
-        chunks = self._elements(stmt) * 2 // CHUNK
-        together = STAGING_CHUNKS if chunks % STAGING_CHUNKS == 0 else 1
         value, names, positions = self._positions(stmt, stmt.body[0].value)
         values = self._values(names)
         text = values.text(_unrounded(value, place.dtype))
-        number = self.plan.staged_stores.index(stmt)
-        base = f"staging + warpgroup * {self.plan.staging_bytes}"
         starts = [self._values().text(start) for start in origin]
-        starts[row_dim] += " + group_row"
-        starts[column_dim] += f" + (first_chunk + chunk) * {CHUNK}"
-        pairs = ", ".join(f"pair_{place.dtype}(v[{2 * i}], v[{2 * i + 1}])" for i in range(4))
-        self.lines += [
-            f"TILE_UNROLL for (int first_chunk = 0; first_chunk < {chunks}; first_chunk += {together}) {{",
-            "  if (thread == 0) stores_read();",
-            f"  named_sync({STORE} + warpgroup, {WARPGROUP});",
-            f"  TILE_UNROLL for (int part = 0; part < {4 * together}; part++) {{  // 16 columns each",
-            "    float v[8];",
-            "    TILE_UNROLL for (int y = 0; y < 8; y++) {",
-            "      const int x = first_chunk * 32 + part * 8 + y;",
-            *("      " + line for line in (*positions, *values.lines)),
-            f"      v[y] = {text};",
-            "    }",
-            f"    const u32 row = {base} + part / 4 * {GROUP_ROWS * 128} + (warp * 16 + lane % 16) * 128;",
-            f"    store_matrices(row + ((part % 4 * 2 + lane / 16 ^ lane % 8) << 4), {pairs});",
-            "  }",
-            "  show_to_copies();",
-            f"  named_sync({STORE} + warpgroup, {WARPGROUP});",
-            "  if (thread == 0) {",
-            f"    for (int chunk = 0; chunk < {together}; chunk++)",
-            f"      store_tile(&map_out{number}, {base} + chunk * {GROUP_ROWS * 128}, {', '.join(reversed(starts))});",
-            "    stores_commit();",
-            "  }",
-            "}",
-        ]
-
-
-def spot(plan: KernelPlan) -> str:
-    """The slot of what a tile reads before its loop."""
-    return "spot" if plan.ahead > 1 else "0"
+        self.lines += staged_store(self.plan, stmt, starts, [*positions, *values.lines], text)
 
 
 def next_tile(plan: KernelPlan) -> list[str]:

@@ -104,7 +104,7 @@ def processors(device: int) -> int:
 
 
 def new_map(address: int, dtype: DType, shape: tuple[int, ...], pitches: tuple[int, ...],
-            box: tuple[int, ...]) -> Any:  # fmt: skip
+            box: tuple[int, ...], *, swizzled: bool = True) -> Any:  # fmt: skip
     """A tensor map: dims outermost first, `pitches` in bytes of all but the last; zeros beyond the tensor."""
     rank = len(shape)
     room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
@@ -112,7 +112,7 @@ def new_map(address: int, dtype: DType, shape: tuple[int, ...], pitches: tuple[i
     call(
         "cuTensorMapEncodeTiled", ctypes.byref(result), MAP_TYPES[dtype], rank, ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*reversed(shape)), (ctypes.c_uint64 * (rank - 1))(*reversed(pitches)),
-        (ctypes.c_uint32 * rank)(*reversed(box)), (ctypes.c_uint32 * rank)(*([1] * rank)), 0, SWIZZLE_128, PROMOTE_256,
-        0,
+        (ctypes.c_uint32 * rank)(*reversed(box)), (ctypes.c_uint32 * rank)(*([1] * rank)), 0,
+        SWIZZLE_128 if swizzled else 0, PROMOTE_256, 0,
     )  # fmt: skip
     return result

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, variables
-from tilecore.cuda.consumer import Consumer, next_tile, spot
+from tilecore.cuda.consumer import Consumer, next_tile
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import ALIGNMENT, WARPGROUP, KernelPlan, Ring
 from tilecore.cuda.products import product_functions
 from tilecore.cuda.roles import CHUNK, Staged
+from tilecore.cuda.slots import spot
 from tilecore.cuda.values import STORAGE, Values, dim, pointer
 
 GROUP_TILES = 8  # rows of tiles per sweep of columns
@@ -24,7 +25,7 @@ def emit_cuda(plan: KernelPlan, name: str) -> str:
     lines = ["// " + line for line in describe(plan)]
     lines += ['#include "tile_sm90.cuh"', "", *product_functions(plan), ""]
     cluster = f" __cluster_dims__({plan.cluster}, 1, 1)" if plan.cluster > 1 else ""
-    lines.append(f'extern "C" __global__ void{cluster} __launch_bounds__({plan.threads}, 1)')
+    lines.append(f'extern "C" __global__ void{cluster} __launch_bounds__({plan.threads}, {plan.blocks})')
     lines.append(f"{name}({', '.join(_parameters(plan))}) {{")
     lines += _indented([*_layout(plan), *_barriers(plan), *_tiles(plan, names)])
     names |= {axis: axis.name for axis in program.grid}
@@ -45,7 +46,7 @@ def describe(plan: KernelPlan) -> list[str]:
     ]
     for ring in plan.rings:
         for tile in ring.tiles:
-            side = "columns" if tile.contiguous == 1 else "rows"
+            side = "elements" if tile.line else "columns" if tile.contiguous == 1 else "rows"
             shape = " x ".join(map(str, tile.buffer.shape))
             lines.append(f"{tile.buffer.name}: {shape} {tile.buffer.dtype}, {ring.slots} slots, contiguous {side}")
     lines += [f"{name}: the first columns of {holder}" for name, holder in roles.held.items()]
@@ -74,16 +75,19 @@ def _layout(plan: KernelPlan) -> list[str]:
         f"const u32 base = (shared_address(shared) + {ALIGNMENT - 1}) & ~{ALIGNMENT - 1}u;",
     ]
     offset = 0
-    for ring in plan.rings:
-        for tile in ring.tiles:
-            lines.append(f"const u32 tile_{tile.buffer.name} = base + {offset};  // + {tile.bytes} per slot")
-            offset += tile.bytes * ring.slots
+    tiles = [(tile, ring.slots) for ring in plan.rings for tile in ring.tiles]
+    for tile, slots in (one for one in tiles if not one[0].line):
+        lines.append(f"const u32 tile_{tile.buffer.name} = base + {offset};  // + {tile.bytes} per slot")
+        offset += tile.bytes * slots
     for name, size in plan.exchanged:
         lines.append(f"const u32 {name} = base + {offset};  // + {size}")
         offset += size
     if plan.staging_bytes:
         lines.append(f"const u32 staging = base + {offset};  // + {plan.staging_bytes} per warpgroup")
         offset += plan.staging_bytes * consumers
+    for tile, slots in (one for one in tiles if one[0].line):
+        lines.append(f"const u32 tile_{tile.buffer.name} = base + {offset};  // + {tile.bytes} per slot")
+        offset += tile.bytes * slots
     for ring in plan.rings:
         lines.append(f"const u32 full_{ring.name} = base + {offset}, empty_{ring.name} = full_{ring.name} + "
                      f"{8 * ring.slots};")  # fmt: skip
@@ -214,7 +218,8 @@ def _copies(ring: Ring, tile: Staged, names: dict[Expr, str], slot: str) -> Iter
         origin = [values.text(start) for start in tile.origin]
         if chunk:
             origin[tile.dims[tile.contiguous]] += f" + {chunk * CHUNK}"
-        target = f"tile_{tile.buffer.name} + {slot} * {tile.bytes} + {chunk * tile.chunk_rows * 128}"
+        skip = chunk * tile.chunk_rows * 128 if chunk else 0
+        target = f"tile_{tile.buffer.name} + {slot} * {tile.bytes} + {skip}"
         at = ", ".join(reversed(origin))
         yield f"load_tile({target}, &map_{tile.buffer.name}, full_{ring.name} + 8 * {slot}, {at});"
 

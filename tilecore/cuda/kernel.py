@@ -5,6 +5,7 @@ does not fit is refused here, with what was found, and never by the compiler.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilecore.contract.expr import Expr, Load, Op, Sym, Var, const, loads, symbols, variables
@@ -13,15 +14,28 @@ from tilecore.cuda.errors import CudaError
 from tilecore.cuda.joins import Split, plan_split
 from tilecore.cuda.overlap import Overlap, overlap_of
 from tilecore.cuda.profile import GpuProfile
-from tilecore.cuda.roles import CHUNK, GROUP_ROWS, MAX_RANK, Roles, Staged, extents, number, stored_rectangle
+from tilecore.cuda.roles import (
+    CHUNK,
+    GROUP_ROWS,
+    MAX_BOX,
+    MAX_RANK,
+    Roles,
+    Staged,
+    extents,
+    number,
+    stored_rectangle,
+)
 from tilecore.cuda.values import STORAGE
+from tilecore.graph import buffers_of
 from tilecore.ir import Copy, For, Gemm, Parallel, Program, Stmt, Store, statements
 
 STAGING_CHUNKS = 2  # 64-column chunks that a warpgroup stages for one store
 ALIGNMENT = 1024  # of swizzled tiles
 ROW_SLOTS = 2  # exchanges of row values that may be under way at the same time
 WARPGROUP = 128
-ROLE_REGISTERS = {1: (0, 0), 2: (240, 24), 3: (160, 32)}  # consumers: registers of a consumer and a producer thread
+# (consumers, blocks of a processor): registers of a consumer and a producer thread
+ROLE_REGISTERS = {(1, 1): (0, 0), (2, 1): (240, 24), (3, 1): (160, 32), (1, 2): (208, 40), (2, 2): (104, 24)}
+RESERVED_BYTES = 1024  # of shared memory, per block
 PLAIN_REGISTERS = 140  # tile registers that fit beside a producer of one warp
 
 
@@ -49,6 +63,7 @@ class MapPlan:
     name: str
     tensor: Tensor
     box: tuple[int, ...]
+    swizzled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,7 @@ class KernelPlan:
     turns: bool  # warpgroups take turns at issuing products
     split: Split
     overlap: Overlap | None
+    blocks: int = 1  # that share a processor
 
     @property
     def program(self) -> Program:
@@ -89,15 +105,20 @@ class KernelPlan:
     @property
     def staging_bytes(self) -> int:
         """Shared memory of one warpgroup's staged stores."""
-        return STAGING_CHUNKS * GROUP_ROWS * 128 if self.staged_stores else 0
+        return max((staged_bytes(stmt) for stmt in self.staged_stores), default=0)
 
     @property
     def exchanged(self) -> tuple[tuple[str, int], ...]:
-        """Left operands in shared memory that are computed here, with their bytes, and what joins row values."""
+        """Operands in shared memory that are computed here, with their bytes, and what joins row values."""
         roles = self.roles
         tiles = {buffer.name: math.prod(extents(buffer)) * 2 for buffer in self.program.buffers}
-        found = [(f"tile_{name}", tiles[name]) for name in roles.exchanged]
-        return (*found, ("row_parts", ROW_SLOTS * roles.parts * GROUP_ROWS * 4)) if roles.parts > 1 else ()
+        found = [(f"tile_{name}", tiles[name] * self.exchange_slots) for name in roles.exchanged]
+        return (*found, ("row_parts", ROW_SLOTS * roles.parts * GROUP_ROWS * 4)) if roles.parts > 1 else tuple(found)
+
+    @property
+    def exchange_slots(self) -> int:
+        """Of an operand computed here. With two, who writes one has met the others since they read it."""
+        return 1 if self.roles.parts > 1 else 2
 
     @property
     def ahead(self) -> int:
@@ -128,8 +149,12 @@ class KernelPlan:
         return ALIGNMENT + tiles + own + self.roles.consumers * (self.staging_bytes + exchanges) + 8 * self.barriers
 
 
-def plan_kernel(roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool = False) -> KernelPlan:
-    """The plan for `stages` slots per ring. CudaError where the card has no room or the program another structure."""
+def plan_kernel(
+    roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool = False, blocks: int = 1
+) -> KernelPlan:
+    """The plan for `stages` slots per ring and `blocks` that share a processor. CudaError where the card has no room or
+    the program another structure.
+    """
     program = roles.program
     loops = [stmt for stmt in program.body if isinstance(stmt, For)]
     if len(loops) != 1 or any(isinstance(stmt, For) for stmt in statements(loops[0].body)):
@@ -140,7 +165,9 @@ def plan_kernel(roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool
     products = [stmt for stmt in loops[0].body if isinstance(stmt, Gemm)]
     in_loop = [stmt for stmt in loops[0].body if not isinstance(stmt, Gemm | Copy)]
     wide = roles.registers > PLAIN_REGISTERS or bool(in_loop) or (_computes(program) and roles.registers > 32)
-    own = ROLE_REGISTERS[consumers] if wide else (0, 0)
+    if (consumers, blocks) not in ROLE_REGISTERS:
+        raise CudaError(f"{blocks} blocks of {consumers} consumer warpgroups on one processor")
+    own = ROLE_REGISTERS[consumers, blocks] if wide else (0, 0)
     split = plan_split(roles)
     plan = KernelPlan(
         roles,
@@ -155,15 +182,27 @@ def plan_kernel(roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool
         own,
         balanced=_bound_by_grid(loops[0], program, split),
         grouped=_grouped(rings, program),
-        turns=consumers > 1 and len(products) > 1 and bool(in_loop) and roles.parts == 1,
+        turns=_takes_turns(roles, products, in_loop),
         split=split,
-        overlap=overlap_of(loops[0]) if overlap and roles.parts == 1 else None,
+        overlap=overlap_of(loops[0]) if overlap and roles.parts == 1 and not read_by_element(program, rings) else None,
+        blocks=blocks,
     )
     ahead = replace(plan, rings=_rings(roles, loops[0], stages, 2))
-    if ahead.shared_bytes <= profile.shared_bytes:
+    if ahead.shared_bytes <= room_of(profile, blocks):
         plan = ahead
     _check(plan, products)
     return plan
+
+
+def _takes_turns(roles: Roles, products: Sequence[Gemm], between: Sequence[Stmt]) -> bool:
+    """Whether a warpgroup computes on scores, of which each iteration has its own, while another one multiplies."""
+    several = roles.consumers > 1 and roles.parts == 1 and not roles.shared
+    return several and len(products) > 1 and products[0].clear and bool(between)
+
+
+def room_of(profile: GpuProfile, blocks: int) -> int:
+    """Shared memory that each of several blocks on a processor may have."""
+    return (profile.shared_bytes + RESERVED_BYTES) // blocks - RESERVED_BYTES
 
 
 def _rings(roles: Roles, loop: For, stages: int, ahead: int) -> tuple[Ring, ...]:
@@ -182,22 +221,30 @@ def _rings(roles: Roles, loop: For, stages: int, ahead: int) -> tuple[Ring, ...]
     return tuple(rings)
 
 
+def read_by_element(program: Program, rings: tuple[Ring, ...]) -> set[str]:
+    """Names of rings with a tile that element programs read."""
+    read = {buffer for stmt in statements(program.body) if isinstance(stmt, Parallel) for buffer in buffers_of(stmt)[0]}
+    return {ring.name for ring in rings if any(tile.buffer in read for tile in ring.tiles)}
+
+
 def _stageable(stmt: Parallel, roles: Roles) -> bool:
     """Whether tensor copies can store it: a rectangle of 16-bit elements that they clip exactly.
 
     Tiles that two warpgroups share leave no room for it.
     """
     found = stored_rectangle(stmt)
-    if found is None or roles.parts > 1:
+    if found is None or roles.parts > 1 or roles.graph.classes[stmt.axes[0]] != roles.rows_class:
         return False
     place, (row_dim, column_dim), _ = found
     tensor = place.tensor
     shape = tensor.shape
-    if column_dim != len(shape) - 1 or not 2 <= len(shape) <= MAX_RANK or tensor.dtype.row.bytes != 2:
+    if not 2 <= len(shape) <= MAX_RANK or tensor.dtype.row.bytes != 2 or (shape[-1] % 8) != const(0):
         return False
-    inner = shape[-1]
     columns = number(extent_of_axis(stmt, 1), "a width")
-    if columns % CHUNK or (inner % 8) != const(0):
+    if turned_store(stmt):
+        if columns % 16 or columns > MAX_BOX:
+            return False
+    elif column_dim != len(shape) - 1 or columns % CHUNK:
         return False
     blocks = (roles.block_rows, columns)
     for axis, dim in enumerate((row_dim, column_dim)):
@@ -206,6 +253,20 @@ def _stageable(stmt: Parallel, roles: Roles) -> bool:
         if not whole and (limit is None or (limit % blocks[axis]) != const(0)):
             return False
     return True
+
+
+def turned_store(stmt: Parallel) -> bool:
+    """Whether a rectangle's tensor is contiguous along the rows of what is stored."""
+    found = stored_rectangle(stmt)
+    return found is not None and found[1][0] == len(found[0].tensor.shape) - 1
+
+
+def staged_bytes(stmt: Parallel) -> int:
+    """What a warpgroup stages of a store at a time."""
+    columns = number(extent_of_axis(stmt, 1), "a width")
+    if turned_store(stmt):
+        return columns * 128
+    return (STAGING_CHUNKS if columns // CHUNK % STAGING_CHUNKS == 0 else 1) * GROUP_ROWS * 128
 
 
 def extent_of_axis(stmt: Parallel, axis: int) -> Expr:
@@ -224,15 +285,17 @@ def _logical_extent(stmt: Parallel, place: Place, axis: int) -> Expr | None:
 
 def _maps(rings: tuple[Ring, ...], stores: tuple[Parallel, ...]) -> tuple[MapPlan, ...]:
     maps = [
-        MapPlan(f"map_{tile.buffer.name}", tile.tensor, _box(len(tile.tensor.shape), tile.dims[1 - tile.contiguous],
-                                                             tile.chunk_rows))
+        MapPlan(f"map_{tile.buffer.name}", tile.tensor, tile.box, not tile.line)
         for ring in rings for tile in ring.tiles
     ]  # fmt: skip
     for position, stmt in enumerate(stores):
         found = stored_rectangle(stmt)
         assert found is not None
-        place, (row_dim, _), _ = found
-        maps.append(MapPlan(f"map_out{position}", place.tensor, _box(len(place.tensor.shape), row_dim, GROUP_ROWS)))
+        place, (row_dim, column_dim), _ = found
+        turned = turned_store(stmt)
+        other = column_dim if turned else row_dim
+        rows = number(extent_of_axis(stmt, 1), "a width") if turned else GROUP_ROWS
+        maps.append(MapPlan(f"map_out{position}", place.tensor, _box(len(place.tensor.shape), other, rows)))
     return tuple(maps)
 
 
@@ -315,20 +378,22 @@ def _grouped(rings: tuple[Ring, ...], program: Program) -> bool:
 
 def _check(plan: KernelPlan, products: list[Gemm]) -> None:
     everywhere = [stmt for stmt in statements(plan.program.body) if isinstance(stmt, Gemm)]
-    if len(everywhere) != len(products):
-        raise CudaError(f"{plan.program.name} has products outside its loop; CUDA kernels have them in the loop")
+    before = [stmt for stmt in plan.program.body[: plan.program.body.index(plan.loop)] if isinstance(stmt, Gemm)]
+    if len(everywhere) != len(products) + len(before):
+        raise CudaError(f"{plan.program.name} has products after its loop; CUDA kernels have them in it and before it")
     if not products:
         raise CudaError(f"the loop of {plan.program.name} has no product")
-    if plan.shared_bytes > plan.profile.shared_bytes:
+    room = room_of(plan.profile, plan.blocks)
+    if plan.shared_bytes > room:
         parts = [f"{tile.buffer.name}: {tile.bytes} bytes x {ring.slots}" for ring in plan.rings for tile in ring.tiles]
         parts.append(f"staged stores: {plan.staging_bytes} bytes x {plan.roles.consumers}")
         parts += [f"{name}: {size} bytes" for name, size in plan.exchanged]
         raise CudaError(
-            f"{plan.shared_bytes} bytes of shared memory, where {plan.profile.name} has {plan.profile.shared_bytes}: "
+            f"{plan.shared_bytes} bytes of shared memory, where {plan.profile.name} has {room}: "
             f"{'; '.join(parts)}; take fewer stages or smaller tiles"
         )
     consumer, producer = plan.role_registers
-    pool = plan.profile.registers // plan.threads // 8 * 8 * plan.threads
+    pool = plan.profile.registers // plan.threads // plan.blocks // 8 * 8 * plan.threads
     asked = (consumer * plan.roles.consumers + producer) * WARPGROUP
     if asked > pool:
         raise CudaError(f"{asked} registers for the roles of {plan.threads} threads, which start with {pool}")

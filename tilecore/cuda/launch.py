@@ -56,7 +56,7 @@ class Launcher:
             )
             function = self.functions[context]
             self.room[context] = (
-                driver.processors(device) if cluster == 1
+                driver.processors(device) * self.plan.blocks if cluster == 1
                 else driver.clusters(function, cluster, self.plan.threads, self.plan.shared_bytes)
             )  # fmt: skip
         room = tiles if isinstance(self.plan, RowPlan) else self.room[context]
@@ -130,7 +130,9 @@ class Launcher:
                 raise CudaError(f"{plan.tensor.name} must be contiguous along its last dim and {PITCH}-byte aligned")
             # a dim of one element may have any stride; the driver still wants an aligned one
             aligned = tuple(-(-pitch // PITCH) * PITCH for pitch in pitches)
-            self.maps[key] = driver.new_map(array.address, array.dtype, array.shape, aligned, plan.box)
+            self.maps[key] = driver.new_map(
+                array.address, array.dtype, array.shape, aligned, plan.box, swizzled=plan.swizzled
+            )
         return self.maps[key]
 
 

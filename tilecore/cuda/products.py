@@ -31,11 +31,11 @@ def product_of(gemm: Gemm, roles: Roles) -> Product:
     a_depth, b_depth = depth_axes(gemm)
     left = roles.staged.get(gemm.a.name)
     return Product(
-        extents(gemm.c)[1] // roles.parts,
+        extents(gemm.c)[1] // roles.parts_of(gemm.c.name),
         str(gemm.b.dtype),
         gemm.a.name in roles.packed,
         left is not None and left.contiguous != a_depth[1],
-        roles.staged[gemm.b.name].contiguous != b_depth[1],
+        gemm.b.name in roles.exchanged or roles.staged[gemm.b.name].contiguous != b_depth[1],
     )
 
 

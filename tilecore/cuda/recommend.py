@@ -38,6 +38,7 @@ class Choice:
     why: str
     threads: int = 0  # of a block, where they are a choice
     overlap: bool = False  # whether products of two iterations are in flight at the same time
+    blocks: int = 1  # that share a processor
     spec: Spec | None = None  # the region told in another way, where that suits the card
 
 

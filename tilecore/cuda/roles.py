@@ -4,8 +4,10 @@ Comes in: a concrete program. Goes out: `Roles`. Products demand first: their op
 and come by tensor copies, their results are fragments of one warpgroup's 64 rows. Axis classes carry that along edges:
 a tile over the rows and columns of a product is a fragment of the same shape, a vector over its rows two registers per
 thread, a fragment that a product multiplies by is packed in registers. Results too wide for the registers of one
-warpgroup are shared by the columns between two, which then multiply by a tile that both write to shared memory. A tile
-that another one holds already is not copied again. What no rule reaches is a conflict, by name.
+warpgroup are shared by the columns between two, which then multiply by a tile that both write to shared memory. The
+rows of the last product are the kernel's: 64 rows of another axis (the steps of a chunk, where the last product updates
+a state) are shared by the columns between all warpgroups in the same way. A tile that another one holds already is not
+copied again. What no rule reaches is a conflict, by name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,17 +26,26 @@ CHUNK = 64  # elements of the contiguous axis that 128 bytes hold
 WIDEST = 256  # columns of a product of one warpgroup
 MAX_BOX = 256  # elements of a tensor copy along any axis
 MAX_RANK = 5  # of a tensor map
+LINE_BYTES = 128  # of which a line's size and address are multiples
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A tile in shared memory that tensor copies bring: [chunks of `contiguous`][rows of the other axis][64]."""
+    """A tile in shared memory that tensor copies bring: [chunks of `contiguous`][rows of the other axis][64], swizzled.
+
+    A tile of one axis is a *line*, plain elements in order.
+    """
 
     buffer: Buffer
     tensor: Tensor
     contiguous: int  # axis of the tile that is contiguous in memory
-    dims: tuple[int, int]  # dim of the tensor that each axis of the tile walks
+    dims: tuple[int, ...]  # dim of the tensor that each axis of the tile walks
     origin: tuple[Expr, ...]  # of the tile, per dim of the tensor
+
+    @property
+    def line(self) -> bool:
+        """Whether it has one axis."""
+        return len(self.dims) == 1
 
     @property
     def chunk_rows(self) -> int:
@@ -44,12 +55,23 @@ class Staged:
     @property
     def chunks(self) -> int:
         """Tensor copies that bring the tile."""
-        return extents(self.buffer)[self.contiguous] // CHUNK
+        return 1 if self.line else extents(self.buffer)[self.contiguous] // CHUNK
 
     @property
     def bytes(self) -> int:
         """Size of the tile."""
+        if self.line:
+            return extents(self.buffer)[0] * self.buffer.dtype.row.bytes
         return self.chunks * self.chunk_rows * 128
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """Elements of one tensor copy, per dim of the tensor."""
+        box = [1] * len(self.tensor.shape)
+        box[self.dims[self.contiguous]] = extents(self.buffer)[0] if self.line else CHUNK
+        if not self.line:
+            box[self.dims[1 - self.contiguous]] = self.chunk_rows
+        return tuple(box)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +85,8 @@ class Roles:
     staged: Mapping[str, Staged]
     held: Mapping[str, str]  # staged tiles that are the first columns of another one: its name
     fragments: Mapping[str, int]  # floats of a thread: columns / 2, of its part
-    exchanged: tuple[str, ...]  # left operands that warpgroups write to shared memory for each other
+    shared: Mapping[str, int]  # fragments over other rows than the kernel's: how many warpgroups share their columns
+    exchanged: tuple[str, ...]  # operands that warpgroups write to shared memory for each other
     packed: Mapping[str, int]  # register operands: words of a thread, columns / 4
     statistics: tuple[str, ...]
     consumers: int
@@ -79,6 +102,17 @@ class Roles:
         """The tile whose shared memory an operand lies in, often its own."""
         return self.staged[self.held.get(buffer.name, buffer.name)].buffer
 
+    def parts_of(self, name: str) -> int:
+        """How many warpgroups share the columns of a fragment."""
+        return self.shared.get(name, self.parts)
+
+    def sharing(self, row: Var) -> int | None:
+        """How many warpgroups share the columns of what has `row` for its rows; None for an axis that is no row."""
+        own = self.graph.classes[row]
+        if own == self.rows_class:
+            return self.parts
+        return next((parts for name, parts in self.shared.items() if self.graph.classes[name, 0] == own), None)
+
     @property
     def registers(self) -> int:
         """Registers of a consumer thread that tiles take."""
@@ -91,27 +125,32 @@ def infer_roles(program: Program) -> Roles:
     gemms = [stmt for stmt in statements(program.body) if isinstance(stmt, Gemm)]
     if not gemms:
         raise CudaError(f"{program.name} has no product: CUDA kernels are made of tile programs with T.gemm yet")
-    rows = {graph.classes[axis] for gemm in gemms for axis in gemm_axes(gemm)[0]}
-    if len(rows) != 1:
-        raise CudaError(f"the products of {program.name} walk {len(rows)} different row axes; one is needed")
-    rows_class = rows.pop()
-    block_rows = extents(gemms[0].c)[0]
+    rows_class = graph.classes[gemm_axes(gemms[-1])[0][0]]
+    block_rows = extents(gemms[-1].c)[0]
     if block_rows % GROUP_ROWS or not 1 <= block_rows // GROUP_ROWS <= 3:
         raise CudaError(f"tiles of {block_rows} rows: 64, 128 or 192 are what warpgroups can share")
     parts = 2 if block_rows == GROUP_ROWS and any(extents(gemm.c)[1] > WIDEST for gemm in gemms) else 1
+    consumers = block_rows // GROUP_ROWS * parts
     fills = {copy.dst.source.name: copy for copy in _loads(program)}
-    alone = {gemm_axes(gemm)[0][0] for gemm in gemms}  # rows of left operands: each matters to its own results only
+    alone = _rows_alone(gemms)
     staged: dict[str, Staged] = {}
     fragments: dict[str, int] = {}
     packed: dict[str, int] = {}
+    shared: dict[str, int] = {}
     exchanged: list[str] = []
     statistics: list[str] = []
-    left = {gemm.a.name for gemm in gemms}
+    left, right = {gemm.a.name for gemm in gemms}, {gemm.b.name for gemm in gemms}
+    others = {gemm.c.name for gemm in gemms if graph.classes[gemm_axes(gemm)[0][0]] != rows_class}
     for buffer in program.buffers:
         shape = extents(buffer)
         on_rows = graph.classes[buffer.name, 0] == rows_class
         if buffer.name in fills:
             staged[buffer.name] = _staged(buffer, fills[buffer.name], alone)
+        elif buffer.name in others and buffer.dtype is DType.F32:
+            fragments[buffer.name] = _shared(buffer, consumers)
+            shared[buffer.name] = consumers
+        elif buffer.name in right and len(shape) == 2 and buffer.dtype in HALVES:
+            exchanged.append(_checked_right(buffer).name)
         elif buffer.name in left and on_rows:
             words = _checked(buffer, shape[1] // 4, parts)
             exchanged.append(buffer.name) if parts > 1 else packed.update({buffer.name: words})
@@ -122,12 +161,17 @@ def infer_roles(program: Program) -> Roles:
         else:
             raise CudaError(f"buffer {buffer.name} ({buffer.dtype}{list(shape)}) is no operand, product or row value")
     for gemm in gemms:
-        _check_product(gemm, staged, fragments, (*packed, *exchanged), parts)
+        _check_product(gemm, staged, fragments, (*packed, *exchanged), shared.get(gemm.c.name, parts))
     held = _held(program, staged) if parts > 1 else {}
     return Roles(
-        program, graph, staged, held, fragments, tuple(exchanged), packed, tuple(statistics),
-        block_rows // GROUP_ROWS * parts, parts, rows_class,
+        program, graph, staged, held, fragments, shared, tuple(exchanged), packed, tuple(statistics),
+        consumers, parts, rows_class,
     )  # fmt: skip
+
+
+def has_products(program: Program) -> bool:
+    """Whether a program multiplies tiles anywhere."""
+    return any(isinstance(stmt, Gemm) for stmt in statements(program.body))
 
 
 def extents(buffer: Buffer) -> tuple[int, ...]:
@@ -146,6 +190,12 @@ def _loads(program: Program) -> Iterator[Copy]:
     for stmt in statements(program.body):
         if isinstance(stmt, Copy) and isinstance(stmt.src.source, View) and isinstance(stmt.dst.source, Buffer):
             yield stmt
+
+
+def _rows_alone(gemms: list[Gemm]) -> set[tuple[str, int]]:
+    """Rows of left operands that matter to their own results only: no product sums over them or has them as columns."""
+    used = {axis for gemm in gemms for axis in (*depth_axes(gemm), gemm_axes(gemm)[1][0])}
+    return {gemm_axes(gemm)[0][0] for gemm in gemms} - used
 
 
 def _held(program: Program, staged: Mapping[str, Staged]) -> dict[str, str]:
@@ -179,10 +229,34 @@ def _checked(buffer: Buffer, words: int, parts: int) -> int:
     return words // parts
 
 
+def _shared(buffer: Buffer, consumers: int) -> int:
+    rows, columns = extents(buffer)
+    step = 16 * consumers
+    if rows != GROUP_ROWS or columns % step or columns > WIDEST:
+        raise CudaError(
+            f"the product in {buffer.name} has other rows than the last one and is {rows} x {columns}: "
+            f"{consumers} warpgroups share {GROUP_ROWS} rows and a multiple of {step} columns up to {WIDEST}"
+        )
+    return columns // 2 // consumers
+
+
+def _checked_right(buffer: Buffer) -> Buffer:
+    """A right operand that is computed: its rows are summed over."""
+    rows, columns = extents(buffer)
+    if rows != GROUP_ROWS or columns % CHUNK or columns > WIDEST:
+        raise CudaError(
+            f"the right operand {buffer.name} is computed here and is {rows} x {columns}: such operands have "
+            f"{GROUP_ROWS} rows and a multiple of {CHUNK} columns up to {WIDEST}"
+        )
+    return buffer
+
+
 def _staged(buffer: Buffer, copy: Copy, alone: set[tuple[str, int]]) -> Staged:
     view = copy.src.source
     assert isinstance(view, View)
-    if buffer.dtype not in HALVES or not isinstance(view.value, Load) or not isinstance(view.value.source, Tensor):
+    shape = extents(buffer)
+    kinds = HALVES if len(shape) == 2 else (*HALVES, DType.F32)
+    if buffer.dtype not in kinds or not isinstance(view.value, Load) or not isinstance(view.value.source, Tensor):
         raise CudaError(
             f"operand {view.name} is {view.value}: tensor copies bring f16 or bf16 tensors as they are; compute such "
             "a prologue in a kernel of its own"
@@ -190,9 +264,34 @@ def _staged(buffer: Buffer, copy: Copy, alone: set[tuple[str, int]]) -> Staged:
     tensor = view.value.source
     if tensor.dtype is not buffer.dtype:
         raise CudaError(f"operand {view.name} is {tensor.dtype} but its tile {buffer.dtype}; a tensor copy cannot cast")
-    if not 2 <= len(tensor.shape) <= MAX_RANK:
-        raise CudaError(f"{tensor.name} has {len(tensor.shape)} dims; tensor copies read 2 to {MAX_RANK}")
-    steps = (Var("step_0"), Var("step_1"))
+    if not len(shape) <= len(tensor.shape) <= MAX_RANK:
+        raise CudaError(f"{tensor.name} has {len(tensor.shape)} dims; tensor copies read {len(shape)} to {MAX_RANK}")
+    dims, origin = _rectangle(view, tensor, copy, alone)
+    inner_axis = next((inner for inner, dim in enumerate(dims) if dim == len(tensor.shape) - 1), None)
+    if inner_axis is None:
+        raise CudaError(f"no axis of {view.name} is the last of {tensor.name}: tensor copies need one to be contiguous")
+    if len(shape) == 1:
+        if shape[0] > MAX_BOX or shape[0] * buffer.dtype.row.bytes % LINE_BYTES:
+            raise CudaError(
+                f"tile {buffer.name} has {shape[0]} elements of {buffer.dtype}: lines have up to {MAX_BOX}, and a "
+                f"multiple of {LINE_BYTES} bytes"
+            )
+    elif shape[inner_axis] % CHUNK or shape[1 - inner_axis] > MAX_BOX or shape[1 - inner_axis] % 8:
+        raise CudaError(
+            f"tile {buffer.name} is {shape[0]} x {shape[1]}: along its contiguous axis it needs a multiple of {CHUNK} "
+            f"elements, along the other a multiple of 8 up to {MAX_BOX}"
+        )
+    return Staged(buffer, tensor, inner_axis, dims, origin)
+
+
+def _rectangle(
+    view: View, tensor: Tensor, copy: Copy, alone: set[tuple[str, int]]
+) -> tuple[tuple[int, ...], tuple[Expr, ...]]:
+    """(dims of the tensor that the tile's axes walk, its origin per dim)."""
+    assert isinstance(view.value, Load)
+    assert isinstance(copy.dst.source, Buffer)
+    buffer = copy.dst.source
+    steps = tuple(Var(f"step_{axis}") for axis in range(len(buffer.shape)))
     moved: dict[Expr, Expr] = dict(zip(view.axes, copy.src.origin, strict=True))
     axes: dict[int, int] = {}
     for outer, inner in tile_axes(copy.src, copy.dst):
@@ -214,18 +313,9 @@ def _staged(buffer: Buffer, copy: Copy, alone: set[tuple[str, int]]) -> Staged:
                     _check_clip(view, axes[inner], dim, buffer, inner)
             rest = other
         origin.append(rest)
-    if set(dims) != {0, 1} or dims[0] == dims[1]:
+    if set(dims) != set(range(len(steps))) or len(set(dims.values())) < len(dims):
         raise CudaError(f"{view.name} is no rectangle of {tensor.name}: each axis of a tile walks a dim of its own")
-    inner_axis = next((inner for inner, dim in dims.items() if dim == len(tensor.shape) - 1), None)
-    if inner_axis is None:
-        raise CudaError(f"no axis of {view.name} is the last of {tensor.name}: tensor copies need one to be contiguous")
-    shape = extents(buffer)
-    if shape[inner_axis] % CHUNK or shape[1 - inner_axis] > MAX_BOX or shape[1 - inner_axis] % 8:
-        raise CudaError(
-            f"tile {buffer.name} is {shape[0]} x {shape[1]}: along its contiguous axis it needs a multiple of {CHUNK} "
-            f"elements, along the other a multiple of 8 up to {MAX_BOX}"
-        )
-    return Staged(buffer, tensor, inner_axis, (dims[0], dims[1]), tuple(origin))
+    return tuple(dims[inner] for inner in range(len(steps))), tuple(origin)
 
 
 def _check_clip(view: View, axis: int, dim: int, buffer: Buffer, inner: int) -> None:
@@ -245,19 +335,27 @@ def _check_product(gemm: Gemm, staged: Mapping[str, Staged], fragments: Mapping[
                    computed: tuple[str, ...], parts: int) -> None:  # fmt: skip
     if gemm.c.name not in fragments:
         raise CudaError(f"the product in {gemm.c.name} is {gemm.c.dtype}; warpgroups sum in f32")
-    if gemm.b.name not in staged:
-        raise CudaError(f"the right operand {gemm.b.name} is computed in the kernel; a tensor copy must bring it")
+    depth = depth_axes(gemm)
+    if gemm.b.name in computed:
+        if depth[1][1] != 0 or gemm.b.name == gemm.a.name:
+            raise CudaError(
+                f"{gemm.b.name} is computed in the kernel and multiplied transposed; its rows are the depth"
+            )
+    elif gemm.b.name not in staged:
+        raise CudaError(f"the right operand {gemm.b.name} is neither copied from memory nor a tile of 16-bit floats")
     if gemm.a.name not in staged and gemm.a.name not in computed:
         raise CudaError(f"the left operand {gemm.a.name} is neither copied from memory nor a fragment")
     if gemm.a.dtype is not gemm.b.dtype:
         raise CudaError(f"{gemm.a.name} is {gemm.a.dtype} and {gemm.b.name} is {gemm.b.dtype}; products take one type")
-    depth = depth_axes(gemm)[0]
-    if extents(gemm.a)[depth[1]] % 16:
-        raise CudaError(f"the depth of {gemm.a.name} is {extents(gemm.a)[depth[1]]}; products go 16 deep")
-    if parts > 1 and gemm.a.name in computed and extents(gemm.a)[depth[1]] % CHUNK:
+    deep = extents(gemm.a)[depth[0][1]]
+    if deep % 16:
+        raise CudaError(f"the depth of {gemm.a.name} is {deep}; products go 16 deep")
+    if parts > 1 and gemm.a.name in computed and deep % CHUNK:
         raise CudaError(f"{gemm.a.name} is shared by warpgroups: its depth must be a multiple of {CHUNK}")
+    if gemm.b.name in computed:
+        return
     right = staged[gemm.b.name]
-    if right.contiguous != depth_axes(gemm)[1][1] and extents(gemm.c)[1] % (CHUNK * parts):
+    if right.contiguous != depth[1][1] and extents(gemm.c)[1] % (CHUNK * parts):
         raise CudaError(f"{gemm.b.name} is contiguous along columns, which must then be a multiple of {CHUNK * parts}")
 
 

@@ -54,6 +54,7 @@ class RowPlan:
     maps: tuple[MapPlan, ...] = ()
     shared_bytes: int = 0
     cluster: int = 1
+    blocks: int = 1
 
     @property
     def tile_axes(self) -> tuple[Var, ...]:

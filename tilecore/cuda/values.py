@@ -27,12 +27,17 @@ FLOAT_CALLS = {
 }  # fmt: skip
 INTEGER_CALLS = {"max": "max", "min": "min", "abs": "abs", "floordiv": "tile_floordiv", "mod": "tile_mod"}
 Names = Mapping[Expr, str]
+RESERVED = frozenset({
+    "ahead", "base", "before", "before_phase", "chunk", "consumers", "first", "first_chunk", "found", "group_row",
+    "head", "joined", "lane", "last", "once", "own_column", "own_row", "part", "phase", "row_slot", "shared", "slot",
+    "spot", "staging", "thread", "tiles", "turn", "warp", "warpgroup", "written", "x", "y", "float", "int", "const",
+})  # fmt: skip  # what generated kernels call things of their own
 
 
 class Values:
     """Writes expressions; `lines` collects the local variables that the text handed out leans on."""
 
-    def __init__(self, names: Names, element: Callable[[Load], str | None], prefix: str = "t") -> None:
+    def __init__(self, names: Names, element: Callable[[Load], str | None], prefix: str = "t_") -> None:
         self.names = names
         self.element = element
         self.prefix = prefix

@@ -1,0 +1,60 @@
+"""Fragments to memory through swizzled shared memory by tensor copies, which clip them.
+
+Rows of a fragment become rows of the tensor, 64 columns per copy; or, where the tensor is contiguous along the
+fragment's rows, they are turned on the way and a warpgroup's 64 rows are one copy.
+"""
+
+from tilecore.cuda.kernel import STAGING_CHUNKS, WARPGROUP, KernelPlan, extent_of_axis, turned_store
+from tilecore.cuda.roles import CHUNK, GROUP_ROWS, number, stored_rectangle
+from tilecore.ir import Parallel
+
+STORE = 5  # named barrier of the first warpgroup's staged stores; the others' follow
+
+
+def staged_store(plan: KernelPlan, stmt: Parallel, starts: list[str], setup: list[str], value: str) -> list[str]:
+    """The text of a store. `starts` are the rectangle's origin, `value` is element x, after the lines of `setup`."""
+    found = stored_rectangle(stmt)
+    assert found is not None
+    place, (row_dim, column_dim), _ = found
+    turned = turned_store(stmt)
+    columns = number(extent_of_axis(stmt, 1), "a width")
+    starts = list(starts)
+    starts[row_dim] += " + group_row"
+    chunks = 1 if turned else columns // CHUNK
+    together = STAGING_CHUNKS if chunks % STAGING_CHUNKS == 0 else 1
+    parts = columns // 16 if turned else 4 * together
+    if not turned:
+        starts[column_dim] += f" + (first_chunk + chunk) * {CHUNK}"
+    pairs = ", ".join(f"pair_{place.dtype}(v[{2 * i}], v[{2 * i + 1}])" for i in range(4))
+    map_name = f"map_out{plan.staged_stores.index(stmt)}"
+    base = f"staging + warpgroup * {plan.staging_bytes}"
+    if turned:  # lane i of a group of 8 has column i of a matrix, which is row i of what is stored
+        at = f"{base} + (part * 16 + lane / 16 * 8 + lane % 8) * 128"
+        swizzled = "(warp * 2 + lane / 8 % 2 ^ lane % 8)"
+    else:
+        at = f"{base} + part / 4 * {GROUP_ROWS * 128} + (warp * 16 + lane % 16) * 128"
+        swizzled = "(part % 4 * 2 + lane / 16 ^ lane % 8)"
+    verb = "store_turned" if turned else "store_matrices"
+    return [
+        f"TILE_UNROLL for (int first_chunk = 0; first_chunk < {chunks}; first_chunk += {together}) {{",
+        "  if (thread == 0) stores_read();",
+        f"  named_sync({STORE} + warpgroup, {WARPGROUP});",
+        f"  TILE_UNROLL for (int part = 0; part < {parts}; part++) {{  // 16 columns each",
+        "    float v[8];",
+        "    TILE_UNROLL for (int y = 0; y < 8; y++) {",
+        "      const int x = first_chunk * 32 + part * 8 + y;",
+        *("      " + line for line in setup),
+        f"      v[y] = {value};",
+        "    }",
+        f"    const u32 row = {at};",
+        f"    {verb}(row + ({swizzled} << 4), {pairs});",
+        "  }",
+        "  show_to_copies();",
+        f"  named_sync({STORE} + warpgroup, {WARPGROUP});",
+        "  if (thread == 0) {",
+        f"    for (int chunk = 0; chunk < {together}; chunk++)",
+        f"      store_tile(&{map_name}, {base} + chunk * {GROUP_ROWS * 128}, {', '.join(reversed(starts))});",
+        "    stores_commit();",
+        "  }",
+        "}",
+    ]
