@@ -26,6 +26,7 @@ from tilecore.emit_expr import (
 )
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
 from tilecore.emit_product import kind_of, product_text
+from tilecore.emit_stream import emit_stream
 from tilecore.graph import split_affine
 from tilecore.loops import (
     Branch,
@@ -43,6 +44,7 @@ from tilecore.loops import (
     Put,
     Repeat,
     Say,
+    Stream,
     VectorLoop,
     loop_statements,
 )
@@ -209,6 +211,9 @@ class _Kernel(Expressions):
                 self.forget(_written((stmt,)))
             case Mma():
                 self._mma(stmt)
+                self.forget(_written((stmt,)))
+            case Stream():
+                emit_stream(self, stmt, self.target)
                 self.forget(_written((stmt,)))
             case PackTransposed():
                 self._pack_transposed(stmt)
@@ -391,7 +396,7 @@ def _written(body: tuple[LoopStmt, ...]) -> set[Memory]:
         match stmt:
             case Put():
                 written.add(stmt.memory)
-            case Mma():
+            case Mma() | Stream():
                 written.add(stmt.c.memory)
             case PackTransposed():
                 written.add(stmt.panels)

@@ -144,6 +144,30 @@ class Mma:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """c[rows × columns] (+)= Σ_g factor(g) · Σ_p a[row, g · size + p] · value(g, p), for few rows.
+
+    `value` and `factor` (None for 1) make elements of b over `panel`, `lane`, `group` and `position` where they are
+    used. Lanes past the last column are computed, and stored into the padding of c. `size` is None for one group.
+    """
+
+    a: Operand
+    c: Operand
+    rows: Expr
+    columns: Expr
+    depth: Expr
+    value: Expr
+    factor: Expr | None
+    size: int | None
+    panel: Var
+    lane: Var
+    group: Var
+    position: Var
+    clear: bool
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class PackTransposed:
     """Panels[p][k][lane] = source[p · PANEL + lane][k] for a source contiguous in k: `columns` × `depth` elements."""
 
@@ -166,7 +190,7 @@ class Once:
     body: tuple["LoopStmt", ...]
 
 
-LoopStmt = Let | Loop | Branch | Repeat | Say | Check | Put | Fold | VectorLoop | Mma | PackTransposed | Once
+LoopStmt = Let | Loop | Branch | Repeat | Say | Check | Put | Fold | VectorLoop | Mma | Stream | PackTransposed | Once
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, Slot, live_var, row_stride, slot_size
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, cast, const, loads, variables
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, cast, const, loads, substitute, variables, walk
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
 from tilecore.graph import Axis, buffers_of, depth_axes, gemm_axes, split_affine, tile_axes
@@ -52,8 +52,10 @@ from tilecore.loops import (
     VectorLoop,
 )
 from tilecore.rows import is_row_wise, lower_rows, put_of
+from tilecore.streams import FEW_ROWS, Computed, computed_operands, whole_depth
 
 PAIR = (const(PANEL), const(2))
+TURN = 4  # rows of b that are unpacked together
 IN_PANELS = {  # types in memory that a product can read panels of, by the type of the tile
     DType.F32: (DType.F32, DType.F16, DType.BF16),
     DType.I16: (DType.I16, DType.I8, DType.U8),
@@ -76,6 +78,7 @@ class Lowering:
     addresses: Addresses
     in_place: dict[str, Operand]
     kept: dict[Copy, Kept]
+    computed: dict[str, Computed]  # right operands that products of few rows compute as they go, by buffer
 
     def live(self, axis: Axis, full: Expr) -> Expr:
         """How many elements of an axis the work covers."""
@@ -106,7 +109,8 @@ def lower(plan: Plan) -> LoopProgram:
         total = size * copies.count if copies else size
         shift = size * copies.index if copies else const(0)
         slots[buffer.name] = Slot(Memory(buffer.name, buffer.dtype, total, "scratch"), size, shift)
-    lowering = Lowering(plan, replace(addresses, slots=slots), in_place, kept)
+    addresses = replace(addresses, slots=slots)
+    lowering = Lowering(plan, addresses, in_place, kept, computed_operands(plan, addresses, in_place))
     body = tuple(_body(program.body, lowering))
     memories = (*tensors.values(), *(slot.memory for slot in slots.values()))
     return LoopProgram(program.name, program.grid, memories, body, plan.register_tile)
@@ -144,7 +148,7 @@ def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
                 yield Let(stmt.var, start)
                 yield from _body(stmt.body, lowering)
             else:
-                yield Loop(stmt.var, start, stop, tuple(_body(stmt.body, lowering)), 1, stmt.span)
+                yield from _steps(stmt, start, stop, lowering)
         case While():
             body = tuple(_body(stmt.body, lowering))
             yield Repeat(lowering.addresses.resolve(stmt.condition), body, stmt.span)
@@ -158,6 +162,8 @@ def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
                 tuple(_body(stmt.then, lowering)),
                 tuple(_body(stmt.otherwise, lowering)),
             )
+        case Gemm() if stmt.b.name in lowering.computed:
+            yield _few_or_many(stmt, lowering.computed[stmt.b.name], lowering)
         case Gemm():
             yield _product(stmt, lowering)
         case Copy():
@@ -257,6 +263,24 @@ def _product(gemm: Gemm, lowering: Lowering) -> Mma:
         lowering.plan.register_tile,
         gemm.span,
     )
+
+
+def _steps(loop: For, start: Expr, stop: Expr, lowering: Lowering) -> Iterator[LoopStmt]:
+    """A loop; where it is over the depth of products whose right operands are computed, two forms of it."""
+    products = {stmt: _product(stmt, lowering) for stmt in loop.body if isinstance(stmt, Gemm)}
+    streams = whole_depth(loop, products, lowering.computed, lowering.plan, lowering.addresses)
+    if streams:
+        lowering = replace(lowering, computed={})
+    body = Loop(loop.var, start, stop, tuple(_body(loop.body, lowering)), 1, loop.span)
+    yield Branch(binary("le", streams[0].rows, const(FEW_ROWS)), streams, (body,)) if streams else body
+
+
+def _few_or_many(gemm: Gemm, computed: Computed, lowering: Lowering) -> Branch:
+    """Few rows use elements of b as they compute them; for more, b is computed into memory first."""
+    product = _product(gemm, lowering)
+    few = binary("le", product.rows, const(FEW_ROWS))
+    stream = computed.stream(product)
+    return Branch(few, (stream,), (*_filled_copy(computed.copy, lowering), product))
 
 
 def _operand(buffer: Buffer, lowering: Lowering, *, swapped: bool) -> Operand:
@@ -395,8 +419,12 @@ def _index_of(outer: Tile, inner_tile: Tile, inner: tuple[Expr, ...]) -> tuple[E
 
 
 def _copy(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
-    if isinstance(copy.dst.source, Buffer) and copy.dst.source.name in lowering.in_place:
+    if isinstance(copy.dst.source, Buffer) and copy.dst.source.name in (*lowering.in_place, *lowering.computed):
         return
+    yield from _filled_copy(copy, lowering)
+
+
+def _filled_copy(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
     body = tuple(_copy_loops(copy, lowering))
     kept = lowering.kept.get(copy)
     if kept and isinstance(copy.dst.source, Buffer):
@@ -458,8 +486,20 @@ def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
     inner = (position, depth) if layout.column == 0 else (depth, position)
     assert isinstance(copy.src.source, View | Buffer)
     value = lowering.addresses.resolve(cast(Load(copy.src.source, _source_index(copy, inner)), buffer.dtype))
-    put = Put(slot.memory, slot.shift + panel * panel_size + depth * PANEL + lane, value, None, copy.span)
-    yield _loop(panel, (_loop(depth, (_vector(lane, (put,)),)),))
+    turns = live_var("turn", depth_extent // TURN)
+    # what rows of b share, such as a byte that holds two of them, is loaded once
+    several = binary("mod", depth_extent, const(TURN)) == const(0) and _shared(value, depth)
+    places = [turns * TURN + place for place in range(TURN)] if several else [depth]
+    start = slot.shift + panel * panel_size + lane
+    puts = [
+        Put(slot.memory, start + place * PANEL, substitute(value, {depth: place}), None, copy.span) for place in places
+    ]
+    yield _loop(panel, (_loop(turns if several else depth, (_vector(lane, tuple(puts)),)),))
+
+
+def _shared(value: Expr, depth: Var) -> bool:
+    """Whether what a row of b needs depends on its number modulo something."""
+    return any(isinstance(part, Op) and part.name == "mod" and depth in variables(part) for part in walk(value))
 
 
 def _transposed_source(copy: Copy, buffer: Buffer, columns: Expr, depth: Expr, lowering: Lowering) -> Operand | None:

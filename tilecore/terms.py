@@ -24,9 +24,11 @@ from tilecore.contract.spec import (
     extent_of,
 )
 from tilecore.emit_expr import instructions_of, operation_count
+from tilecore.emit_stream import ROWS
 from tilecore.infer import choose_register_tile
 from tilecore.library.score import score_of
 from tilecore.recommend import Machine
+from tilecore.streams import FEW_ROWS
 
 Terms = Mapping[str, float]
 
@@ -168,6 +170,7 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     weights = sum(_bytes(source, machine) for view in stored for source in _sources(view))
     copied = depth * columns * (count - len(stored))
     unpacked = 0 if integer else depth * columns * sum(_computed(view) for view in stored)
+    streamed = batch * unpacked * -(-rows // max(ROWS)) if rows <= FEW_ROWS else 0
     left = 0 if isinstance(spec.a.value, Load) and _follows(spec.a.value.index, spec.a.axes[2]) else rows * depth
     epilogue = sum(operation_count(result.value) + 1 for result in spec.outputs)
     scattered = sum(not _follows(result.place.index, result.place.axes[2]) for result in spec.outputs)
@@ -179,7 +182,8 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
         "contraction tiles": calls * -(-depth // config["block_k"]) / clock,
         "contraction tasks": batch * tiles * -(-columns // config["block_n"]) / clock,
         "contraction copies": batch * copied / lanes / clock,
-        "contraction unpacking": batch * tiles * unpacked / lanes / clock,
+        "contraction streaming": streamed / lanes / clock,
+        "contraction unpacking": 0.0 if streamed else batch * tiles * unpacked / lanes / clock,
         "contraction left": batch * left * -(-columns // config["block_n"]) / lanes / clock,
         "contraction epilogue": batch * rows * width * epilogue / lanes / clock,
         "contraction scattered": batch * rows * columns * scattered / clock,

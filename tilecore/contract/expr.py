@@ -364,7 +364,8 @@ def polynomial(expr: "Expr") -> Poly:
 
 def from_polynomial(poly: Poly, dtype: DType = DType.I64) -> "Expr":
     """The expression of a polynomial: terms in a fixed order, `a % n + n * (a // n)` already joined to `a`."""
-    poly = _join_remainders(poly)
+    if dtype is DType.I64:  # quotients are of dims and indices
+        poly = _join_remainders(poly)
     total: Expr | None = None
     for monomial, coefficient in sorted(poly.items(), key=lambda term: (-len(term[0]), str(term[0]))):
         term: Expr | None = None
