@@ -60,7 +60,8 @@ def key_reductions(
 
     `through` are the values between the softmax and `weights`, `users` what the region computes besides.
     """
-    candidates = {node.outputs[0]: node for node in cuts.remains.nodes if _is_key_reduction(node, cuts, key)}
+    reductions = (node for kind in KINDS for node in cuts.remains.by_type.get(kind, ()))
+    candidates = {node.outputs[0]: node for node in reductions if _is_key_reduction(node, cuts, key)}
     between, reached = trail(weights, frozenset(candidates))
     users = users | _makers(through)
     own = frozenset(candidates[value] for value in reached if private(cuts, value, users))
@@ -71,7 +72,7 @@ def key_reductions(
 
 
 def _is_key_reduction(node: ir.Node, cuts: Cuts, key: Var) -> bool:
-    if node.op_type not in KINDS or node.domain not in ("", "ai.onnx") or node.inputs[0] is None:
+    if node.domain not in ("", "ai.onnx") or node.inputs[0] is None:
         return False
     try:
         shape = shape_of(node.inputs[0], cuts.shapes)

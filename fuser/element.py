@@ -7,6 +7,7 @@ element. Invariant: a rule only builds expressions that are exact for every elem
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -240,6 +241,7 @@ def reindex(index: Index, source: Shape, target: Shape) -> Index:
     return tuple(result)
 
 
+@lru_cache(maxsize=1 << 12)
 def _match(source: Shape, target: Shape) -> tuple[int, int]:
     """How many leading dims of each have the same product, as few as possible; all of them when none have."""
     left = _products(source)

@@ -20,6 +20,7 @@ class Remains:
     """The graph with some regions replaced by one node each."""
 
     nodes: tuple[ir.Node, ...]
+    by_type: dict[str, list[ir.Node]]
     position: dict[ir.Node, int]
     captures: dict[ir.Node, frozenset[ir.Value]]
     users: dict[ir.Value, set[User]]
@@ -29,6 +30,9 @@ class Remains:
     def __init__(self, graph: ir.Graph, plumbing: Callable[[ir.Node], bool]) -> None:
         """`plumbing` nodes (shape arithmetic whose result is known) count as users of nothing."""
         self.nodes = tuple(graph)
+        self.by_type = {}
+        for node in self.nodes:
+            self.by_type.setdefault(node.op_type, []).append(node)
         self.position = {node: i for i, node in enumerate(self.nodes)}
         self.captures = {node: found for node in self.nodes if (found := frozenset(captured(node)))}
         self.users = {}

@@ -361,9 +361,9 @@ def constant_element(value: ir.Value, index: Index, shapes: Shapes) -> Expr | No
     if tensor.size > 16 and not _may_be_pattern(tensor, dtype):
         return None
     array = tensor.numpy()
-    if len(np.unique(array.ravel()[:64])) > 3 and dtype.is_float:
+    if dtype.is_float and array.size > 1 and len(np.unique(array.ravel()[:64])) > 3:
         return None
-    if np.all(array == array.flat[0]) or array.size == 1:
+    if array.size == 1 or np.all(array == array.flat[0]):
         return const(array.flat[0].item(), dtype)
     if all(isinstance(i, Const) for i in index):
         return const(array[tuple(int(i.value) for i in index if isinstance(i, Const))].item(), dtype)

@@ -232,6 +232,8 @@ def _count(value: ir.Value, shapes: Shapes, sizes: Mapping[str, int]) -> int:
 
 
 def _size(dim: Expr, sizes: Mapping[str, int]) -> int:
+    if isinstance(dim, Sym):
+        return max(0, sizes.get(dim.name, 1))
     if not isinstance(dim, Const):
         dim = rewrite(dim, lambda part: const(sizes.get(part.name, 1)) if isinstance(part, Sym) else None)
     return max(0, int(dim.value)) if isinstance(dim, Const) else 1

@@ -20,6 +20,7 @@ from typing import Any
 import numpy.typing as npt
 import onnx_ir as ir
 
+from fuser.body import DOMAIN
 from fuser.coverage import Workload, coverage_of, workload_of
 from fuser.expand.apply import own_names
 from fuser.find import find
@@ -27,7 +28,7 @@ from fuser.load import LoadError, load
 from fuser.region import Miss, Region, name_of
 from fuser.rewrite import Replacement, Rewritten, rewrite
 from fuser.save import save
-from fuser.shapes import Shapes
+from fuser.shapes import Shapes, infer
 from fuser.standalone import is_weight
 from runtime import native
 from runtime.cost import machine_cost
@@ -76,12 +77,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A scanned model with the kernel of each region, before anything is rewritten; `dropped` are left out of it."""
+    """A scanned model with the kernel of each region, before anything is rewritten; `dropped` are left out of it.
+
+    A model that has nodes of ours already, `fused_before`, is not searched again: its library has their kernels.
+    """
 
     model: ir.Model
     shapes: Shapes
     workload: Workload
     nodes_before: int
+    fused_before: int
     parts: tuple[Part, ...]
     dropped: tuple[Part, ...]
     misses: tuple[Miss, ...]
@@ -148,7 +153,7 @@ def optimize(
     A region whose kernel is found wrong, or is refused by the C compiler, is left out and stands in the report's
     `faults`; with `repros`, a folder there shows it. Raises CompileError when the model is bad, the output cannot be
     written, there is no C compiler, or the fused model does not compute what the original does although no region is
-    to blame; then nothing is written.
+    to blame; then nothing is written. A model that is fused already is written as it is, with its library.
     """
     start = time.monotonic()
     if output.suffix != ".onnx":
@@ -232,13 +237,23 @@ def _build(
         named |= {alias: _renamed(named[name], alias) for alias, name in rewritten.aliases.items()}
         progress(f"compiling {len(named)} kernels")
         try:
-            library = _link([named[name] for name in sorted(named)], options)
+            kept = fused.fused_before > 0
+            library = _library_of(model) if kept else _link([named[name] for name in sorted(named)], options)
         except KernelBuildError as error:  # a fault of ours in one kernel: the others still serve
             refused = {rewritten.aliases.get(name, name): problem for name, problem in error.problems.items()}
             broken |= {part.outputs: refused[part.kernel.name] for part in fused.parts if part.kernel.name in refused}
             continue
-        rewritten.model.metadata_props[LIBRARY_HASH] = library_hash(library)
+        if not kept:  # else it records the one that it was written with
+            rewritten.model.metadata_props[LIBRARY_HASH] = library_hash(library)
         return Build(model, output, fused, rewritten, library, None)
+
+
+def _library_of(model: Path) -> Path:
+    """The library of a model that is fused already. CompileError when it is not there."""
+    library = model.with_suffix(".so")
+    if not library.is_file():
+        raise CompileError(f"{model} is fused already, but its library {library} is missing: optimise the original")
+    return library
 
 
 def _faults(
@@ -282,6 +297,10 @@ def fuse(
     progress("reading the model")
     model = load(path)
     nodes = sum(1 for _ in model.graph.all_nodes())
+    fused_before = sum(node.domain == DOMAIN for node in model.graph.all_nodes())
+    if fused_before:
+        shapes = infer(model)
+        return Fused(model, shapes, workload_of(model, shapes), nodes, fused_before, (), (), ())
     progress("finding regions")
     profile, targets = machine_profile(options), _targets(options)
     writer = kernel_writer(options, profile, targets, dump)
@@ -303,7 +322,7 @@ def fuse(
         else:
             refused.append(_refused(region, kernel))
     workload = workload_of(model, found.shapes)
-    return Fused(model, found.shapes, workload, nodes, tuple(parts), tuple(dropped), (*misses, *refused))
+    return Fused(model, found.shapes, workload, nodes, 0, tuple(parts), tuple(dropped), (*misses, *refused))
 
 
 def _refused(region: Region, reason: str) -> Miss:
@@ -419,4 +438,5 @@ def _report(
         round(time.monotonic() - start, 3),
         coverage_of(fused.workload, [part.region for part in fused.parts], rewritten.model),
         faults,
+        fused.fused_before,
     )

@@ -85,6 +85,8 @@ class Report:
     seconds: float
     coverage: Coverage
     faults: tuple[FaultReport, ...] = ()
+    fused_before: int = 0
+    """Nodes of the input that are fused already; such a model is left as it is."""
 
     def with_timings(self, timings: Mapping[str, tuple[float, float]]) -> "Report":
         """The report with measured seconds, fused and unfused, of the regions whose operators `timings` has."""

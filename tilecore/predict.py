@@ -8,6 +8,7 @@ recommendation chooses. Coefficients go with the rates of a row of the table of 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tilecore.contract.expr import Var, substitute, variables
 from tilecore.contract.spec import ContractionSpec, Result, Spec, extent_of
@@ -22,6 +23,7 @@ SINGLE = 20_000.0  # cycles below which work stays on one thread
 ONE_THREAD = frozenset(("move", "loop", "cumulate"))  # operators that ONNX Runtime does not spread over threads
 
 
+@lru_cache(maxsize=64)
 def nominal(profile: HardwareProfile) -> HardwareProfile:
     """The row of the table that coefficients for `profile` go with: its rates, with the profile's cores and caches."""
     row = next(row for row in PROFILES if row.target == profile.target)

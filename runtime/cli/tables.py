@@ -23,6 +23,10 @@ MOVERS, MISSES = 8, 3  # names that are listed before "and … more"
 
 def print_report(console: Console, report: Report) -> None:
     """What was fused, what was not and why; equal regions, such as those of a model's layers, share a line."""
+    if report.fused_before:
+        console.print(f"nothing to fuse: already fused ({report.fused_before} nodes with kernels)")
+        _print_files(console, report)
+        return
     if report.regions:
         table = Table(title="fused regions", title_justify="left")
         table.add_column("times", justify="right")
@@ -44,6 +48,10 @@ def print_report(console: Console, report: Report) -> None:
         else:
             console.print("  run again with --save-repro DIR and send us what it writes", markup=False)
     console.print(f"{report.nodes_before} nodes became {report.nodes_after} in {report.seconds:.1f} s")
+    _print_files(console, report)
+
+
+def _print_files(console: Console, report: Report) -> None:
     if report.output:
         console.print(f"wrote {report.output} and {report.library}", soft_wrap=True, markup=False)
 

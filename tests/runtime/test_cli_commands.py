@@ -1,5 +1,6 @@
 """Arguments, output and exit status of the commands; what they call is replaced where it would compile or measure."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -114,7 +115,7 @@ REPORT = Report(
 )
 KEYS = [
     *("input", "output", "library", "nodes_before", "nodes_after", "regions", "misses", "seconds"),
-    *("coverage", "kinds", "faults"),
+    *("coverage", "kinds", "faults", "fused_before"),
 ]
 GOOD = Verdict(True, (OutputError("y", 1e-7, 2e-7, 1e-5, None),), ("n=17",))
 WRONG = OutputError("y", 0.5, 0.25, 1e-5, "element 3 is 0.5 off")
@@ -169,6 +170,15 @@ def test_optimize_can_skip_the_check_and_prints_a_table(run: Run, replace: Any, 
     assert called.named["repros"] is None
     run("optimize", model, "-o", "out.onnx", "--save-repro", "repro")
     assert called.named["repros"] == Path("repro")
+
+
+def test_a_fused_model_is_said_to_be_fused(run: Run, replace: Any, model: Path) -> None:
+    again = dataclasses.replace(REPORT, regions=(), misses=(), faults=(), fused_before=3)
+    for command in (("optimize", model, "-o", "out.onnx"), ("explain", model)):
+        replace(command[0], again)
+        outcome = run(*command)
+        assert outcome.status == 0
+        assert "nothing to fuse: already fused (3 nodes with kernels)" in outcome.out
 
 
 def test_optimize_checks_on_given_inputs(run: Run, replace: Any, model: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A region whose kernel is wrong is found, left out, reported and written down; the rest stays fused."""
 
+import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from runtime.options import Options
 from runtime.repair import Key, RepairError, repair
 from runtime.report import Report
 from runtime.repro import save_arrays
+from runtime.session import load
 from runtime.verify import FusedError, RegionError, Verdict, verify
 from tilecore.compile import Kernel, compile_spec
 from tilecore.contract.spec import AttentionSpec, Spec
@@ -148,6 +150,41 @@ def test_the_repro_shows_the_fault_by_itself(repaired: Report, tmp_path: Path) -
         model, tmp_path / "again.onnx", options=Options.from_environment(), progress=lambda stage: None
     )
     assert report.kinds == {"attention": 1}, "alone it is the same region, and a sound compiler gets it right"
+
+
+@pytest.mark.cpu
+def test_a_fused_model_is_left_as_it_is(repaired: Report, tmp_path: Path) -> None:
+    """Regions that were left out as faulty are not looked for again either: the library is the one it was."""
+    assert repaired.output is not None
+    once, twice = Path(repaired.output), tmp_path / "twice.onnx"
+    report = compiler.optimize(once, twice, options=Options.from_environment(), progress=lambda stage: None)
+    before, after = onnx.load(once), onnx.load(twice)
+    assert report.fused_before == sum(node.domain == "tilefuse" for node in before.graph.node) > 0
+    assert (report.kinds, report.misses, report.nodes_before) == ({}, (), report.nodes_after)
+    assert after == before
+    assert twice.with_suffix(".so").read_bytes() == once.with_suffix(".so").read_bytes()
+    load(twice)
+
+
+@pytest.mark.cpu
+def test_a_fused_model_needs_its_own_library(repaired: Report, tmp_path: Path) -> None:
+    assert repaired.output is not None
+    shutil.copy(repaired.output, tmp_path / "fused.onnx")
+
+    def again() -> None:
+        compiler.optimize(
+            tmp_path / "fused.onnx",
+            tmp_path / "twice.onnx",
+            options=Options.from_environment(),
+            progress=lambda stage: None,
+        )
+
+    with pytest.raises(compiler.CompileError, match=r"fused already, but its library .*fused\.so is missing"):
+        again()
+    (tmp_path / "fused.so").write_bytes(b"another")
+    with pytest.raises(compiler.CompileError, match="not the one"):
+        again()
+    assert not (tmp_path / "twice.onnx").exists()
 
 
 def _one_layer(folder: Path, objects: Path) -> Report:

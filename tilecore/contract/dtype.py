@@ -22,6 +22,8 @@ class DTypeRow:
 class DType(enum.Enum):
     """An element type. `DType.F32.row.bytes` is 4."""
 
+    __hash__ = object.__hash__  # members are unique, and expressions hash them all the time
+
     F64 = DTypeRow("f64", 11, 8, np.dtype(np.float64), "float")
     F32 = DTypeRow("f32", 1, 4, np.dtype(np.float32), "float")
     F16 = DTypeRow("f16", 10, 2, np.dtype(np.float16), "float")

@@ -331,14 +331,18 @@ def substitute(expr: "Expr", values: Mapping["Expr", "Expr"]) -> "Expr":
 
 def loads(expr: "Expr") -> tuple[Load, ...]:
     """Every distinct load in `expr`, inner ones first."""
+    if not children(expr):
+        return ()
     return tuple(dict.fromkeys(node for node in walk(expr) if isinstance(node, Load)))
 
 
+@lru_cache(maxsize=1 << 16)
 def variables(expr: "Expr") -> frozenset[Var]:
     """Every variable in `expr`."""
     return frozenset(node for node in walk(expr) if isinstance(node, Var))
 
 
+@lru_cache(maxsize=1 << 16)
 def symbols(expr: "Expr") -> frozenset[Sym]:
     """Every symbol in `expr`, those in variables' extents excluded."""
     return frozenset(node for node in walk(expr) if isinstance(node, Sym))
@@ -532,6 +536,7 @@ def _upper_bounds(expr: "Expr") -> tuple["Expr", ...]:
     return tuple(dict.fromkeys(from_polynomial(times({(): -1}, bound)) for bound in lower))[:4]
 
 
+@lru_cache(maxsize=1 << 16)
 def _is_divisor(expr: "Expr") -> bool:
     """Whether `expr` is at least 1 where its symbols are: a division by dims stands only where none of them is 0."""
     plain = all(isinstance(atom, Sym) for term in polynomial(expr) for atom in term)
