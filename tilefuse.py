@@ -8,8 +8,9 @@ kernel = tilefuse.jit(function)                    # a kernel of your own in the
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from onnxruntime import InferenceSession
@@ -27,6 +28,8 @@ from runtime.server.serve import serve as run_server
 from runtime.server.transport import TransportOptions
 from runtime.verify import Verdict
 
+Target = Literal["cpu", "cuda"]
+
 __all__ = ["Client", "Report", "Verdict", "connect", "explain", "jit", "load", "optimize", "serve", "verify"]
 
 
@@ -37,17 +40,18 @@ def optimize(
     verify: bool = True,
     inputs: Mapping[str, np.ndarray] | None = None,
     save_repro: str | Path | None = None,
+    target: Target | None = None,
 ) -> Report:
     """Fuse `model`, write it to `output` with its library beside it, and say what was fused and what was not.
 
     With `verify`, the fused model is compared with the original first, on `inputs` or on generated ones. A region whose
     kernel is wrong is then left out and stands in the report's `faults`; with `save_repro`, a folder there shows the
-    fault.
+    fault. With the target "cuda", the library has kernels for NVIDIA Hopper cards, too (README, limits).
     """
     return compiler.optimize(
         Path(model),
         Path(output),
-        options=Options.from_environment(),
+        options=_options(target),
         progress=lambda stage: None,
         verify=verify,
         inputs=inputs,
@@ -55,10 +59,15 @@ def optimize(
     )
 
 
-def explain(model: str | Path, *, html: str | Path | None = None) -> Report:
+def explain(model: str | Path, *, html: str | Path | None = None, target: Target | None = None) -> Report:
     """Say what `optimize` would do; with `html`, write a page that shows the graph, its regions and their kernels."""
     page = None if html is None else Path(html)
-    return compiler.explain(Path(model), options=Options.from_environment(), page=page)
+    return compiler.explain(Path(model), options=_options(target), page=page)
+
+
+def _options(target: Target | None) -> Options:
+    options = Options.from_environment()
+    return options if target is None else replace(options, target=target)
 
 
 def verify(original: str | Path, fused: str | Path, *, inputs: Mapping[str, np.ndarray] | None = None) -> Verdict:
@@ -66,9 +75,13 @@ def verify(original: str | Path, fused: str | Path, *, inputs: Mapping[str, np.n
     return verifier.verify(Path(original), Path(fused), inputs=inputs)
 
 
-def load(path: str | Path, *, provider: bool = False, threads: int | None = None) -> InferenceSession:
-    """Open a fused model; with `provider`, through the plugin execution provider instead of custom ops."""
-    return session.load(path, provider=provider, threads=threads)
+def load(
+    path: str | Path, *, provider: bool = False, cuda: bool = False, threads: int | None = None
+) -> InferenceSession:
+    """Open a fused model; with `provider`, through the plugin execution provider instead of custom ops; with `cuda`, on
+    an NVIDIA card (needs onnxruntime-gpu).
+    """
+    return session.load(path, provider=provider, cuda=cuda, threads=threads)
 
 
 def serve(repository: str | Path, *, host: str = "127.0.0.1", port: int = 8001) -> None:

@@ -102,6 +102,9 @@ class _Scan:
 
     def judged(self, region: Region) -> Region:
         """The region with what it is predicted to cost. LiftError when the cost model declines it."""
+        refused = self.cost.refuses(region.spec)
+        if refused is not None:
+            raise LiftError(refused, advice="nothing to do in the model: it has no kernel of this form yet")
         sizes = self.cost.sizes(region.spec)
         predicted = self.cost.predict(region.spec, work_of(region.nodes, self.cuts.shapes, sizes), sizes)
         if predicted is not None and not self.cost.accepts(predicted) and not misread(region.nodes):

@@ -18,6 +18,10 @@ from tilecore.contract.spec import Spec
 class CostModel(Protocol):
     """Decisions that depend on the machine."""
 
+    def refuses(self, spec: Spec) -> str | None:
+        """Why the machine has no kernel for a region, where that is known before it is compiled."""
+        ...
+
     def merges(self, spec: Spec) -> bool:
         """Whether the products of a contraction are better off in one kernel than in one each."""
         ...
@@ -38,6 +42,10 @@ class CostModel(Protocol):
 @dataclass(frozen=True, slots=True)
 class Everything:
     """The cost model that never objects."""
+
+    def refuses(self, spec: Spec) -> str | None:
+        """None."""
+        return None
 
     def merges(self, spec: Spec) -> bool:
         """True."""

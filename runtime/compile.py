@@ -31,7 +31,7 @@ from fuser.save import save
 from fuser.shapes import Shapes, infer
 from fuser.standalone import is_weight
 from runtime import native
-from runtime.cost import machine_cost
+from runtime.cost import CardCost, machine_cost
 from runtime.inputs import InputError
 from runtime.kernels import kernel_writer
 from runtime.machine import machine_profile
@@ -45,12 +45,14 @@ from runtime.session import LoadError as SessionError
 from runtime.verify import FusedError, Verdict, VerifyError, expose
 from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
-from tilecore.compile import Dump, Kernel
+from tilecore.compile import HEADERS, Dump, Kernel
 from tilecore.contract.spec import Spec
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.nvrtc import load_nvrtc
 from tilecore.link import link_kernels
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target, targets_for
-from tilecore.toolchain import BuildError, KernelBuildError, find_toolchain
+from tilecore.toolchain import BuildError, KernelBuildError, Source, find_toolchain
 
 Array = npt.NDArray[Any]
 Progress = Callable[[str], None]
@@ -156,6 +158,11 @@ def optimize(
     to blame; then nothing is written. A model that is fused already is written as it is, with its library.
     """
     start = time.monotonic()
+    if options.cuda:
+        try:
+            load_nvrtc()
+        except CudaError as error:
+            raise CompileError(f"kernels for NVIDIA cards: {error} (or pip install 'tilefuse[cuda]')") from error
     if output.suffix != ".onnx":
         raise CompileError(f"{output}: the output must end in .onnx, the library goes beside it with .so")
     if not output.parent.is_dir():
@@ -178,7 +185,7 @@ def optimize(
         raise CompileError(str(error)) from error
     except RepairError as error:
         raise CompileError(f"the fused model differs from the original: {error}. Nothing was written") from error
-    return _report(model, output, built.fused, built.rewritten, start, faults)
+    return _report(model, output, built.fused, built.rewritten, options, start, faults)
 
 
 def explain(
@@ -198,11 +205,12 @@ def explain(
         raise CompileError(f"{page.parent} is not a folder: make it first")
     texts: dict[str, str] = {}
     try:
-        fused = fuse(model, options, lambda stage: None, {}, frozenset(), None if page is None else texts.__setitem__)
+        watch = None if page is None else texts.__setitem__
+        fused = fuse(model, options, lambda stage: None, {}, frozenset(), watch, cubins=False)
         regions = [part.region for part in fused.parts]
         drawn = None if page is None else sketch(fused.model, regions, fused.workload)
         rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
-        report = _report(model, None, fused, rewritten, start, ()).with_timings(timings or {})
+        report = _report(model, None, fused, rewritten, options, start, ()).with_timings(timings or {})
         if page is not None and drawn is not None:
             kernels = [part.kernel for part in fused.parts]
             finish(
@@ -287,11 +295,14 @@ def fuse(
     kernels: dict[Spec, Kernel | str],
     without: frozenset[Key],
     watch: Dump | None = None,
+    *,
+    cubins: bool = True,
 ) -> Fused:
     """Scan the model and write its kernels: what every command does first.
 
     `kernels` keeps what was compiled for the next time, `without` are regions to leave out, `watch` sees what is
-    dumped. LoadError for a bad model.
+    dumped. Kernels for NVIDIA cards, if `options` ask for them, are built unless `cubins` is off. LoadError for a bad
+    model.
     """
     dump = _dump(options, watch)
     progress("reading the model")
@@ -303,8 +314,9 @@ def fuse(
         return Fused(model, shapes, workload_of(model, shapes), nodes, fused_before, (), (), ())
     progress("finding regions")
     profile, targets = machine_profile(options), _targets(options)
-    writer = kernel_writer(options, profile, targets, dump)
-    found = find(model, machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all))
+    writer = kernel_writer(options, profile, targets, dump=dump, cubins=cubins)
+    cost = machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all)
+    found = find(model, CardCost() if options.cuda else cost)
     model, regions, misses = found.model, found.regions, found.misses
     _dump_scan(model, regions, misses, dump)
     parts: list[Part] = []
@@ -355,13 +367,13 @@ def _main_target(profile: HardwareProfile, targets: tuple[Target, ...]) -> Targe
 
 def _targets(options: Options) -> tuple[Target, ...]:
     rows = targets_for(platform.machine())
-    if options.target == "cpu":
+    if options.target == "cpu" or options.cuda:
         return rows
     chosen = tuple(target for target in rows if target.name == options.target)
     if not chosen:
         names = ", ".join(target.name for target in rows)
         raise CompileError(
-            f"TILEFUSE_TARGET is {options.target!r}; on this machine it can be cpu (all of them), {names}"
+            f"TILEFUSE_TARGET is {options.target!r}; on this machine it can be cpu (all of them), cuda, {names}"
         )
     return chosen
 
@@ -390,7 +402,12 @@ def _renamed(kernel: Kernel, name: str) -> Kernel:
 
 def _link(kernels: Sequence[Kernel], options: Options) -> Path:
     toolchain = find_toolchain(options.cache / "objects", options.compiler)
-    return link_kernels(kernels, _targets(options), toolchain, host=native.shim_sources())
+    cards = {kernel.name: kernel.cards for kernel in kernels if kernel.cards is not None}
+    texts = {one.symbol: one.source for one in cards.values()}
+    sources = [Source(texts[symbol], include=(HEADERS,)) for symbol in sorted(texts)]
+    symbols = {name: one.symbol for name, one in cards.items()}
+    host = (*native.shim_sources(), *sources)
+    return link_kernels(kernels, _targets(options), toolchain, cards=symbols, host=host)
 
 
 def _write(model: ir.Model, library: Path, output: Path) -> None:
@@ -406,8 +423,9 @@ def _write(model: ir.Model, library: Path, output: Path) -> None:
 
 
 def _report(
-    model: Path, output: Path | None, fused: Fused, rewritten: Rewritten, start: float, faults: tuple[FaultReport, ...]
-) -> Report:
+    model: Path, output: Path | None, fused: Fused, rewritten: Rewritten, options: Options, start: float,
+    faults: tuple[FaultReport, ...],
+) -> Report:  # fmt: skip
     regions = tuple(
         RegionReport(
             part.region.kind,
@@ -420,6 +438,7 @@ def _report(
             part.region.body,
             part.region.predicted.fused if part.region.predicted else None,
             part.region.predicted.unfused if part.region.predicted else None,
+            target="cuda" if options.cuda else "cpu",
         )
         for part, op in zip(fused.parts, rewritten.op_types, strict=True)
     )

@@ -1,6 +1,7 @@
-"""The cost model that the scan asks: the fuser's view of nodes joined with the compiler's predictions for a machine.
+"""The cost models that the scan asks: the fuser's view of nodes joined with the compiler's predictions for a machine.
 
-Comes in: a hardware profile. Goes out: a `fuser.worth.CostModel`. Equal specs are predicted once.
+Comes in: a hardware profile, or none for NVIDIA cards. Goes out: a `fuser.worth.CostModel`. Equal specs are judged
+once.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from fuser.region import Prediction
 from fuser.unfused import Work
 from tilecore.canonical import canonical
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec
+from tilecore.cuda.region import refusal
 from tilecore.predict import Predictor
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target
@@ -27,6 +29,10 @@ class MachineCost:
     fuse_all: bool = False
     _kernels: dict[Spec, float] = field(default_factory=dict[Spec, float])
     _merges: dict[Spec, bool] = field(default_factory=dict[Spec, bool])
+
+    def refuses(self, spec: Spec) -> str | None:
+        """None: what the processor has no code for is found when it is compiled."""
+        return None
 
     def merges(self, spec: Spec) -> bool:
         """Whether one kernel for all products is predicted to be no slower than one each."""
@@ -54,6 +60,40 @@ class MachineCost:
         if spec not in self._kernels:
             self._kernels[spec] = self.predictor.kernel(spec)
         return self._kernels[spec]
+
+
+@dataclass(slots=True)
+class CardCost:
+    """Decisions for NVIDIA cards: a region is fused if there is a kernel for it, else ONNX Runtime's own run its nodes.
+
+    A kernel for the processor alone would have everything around it copied there and back.
+    """
+
+    _refused: dict[Spec, str | None] = field(default_factory=dict[Spec, str | None])
+
+    def refuses(self, spec: Spec) -> str | None:
+        """Why there is no CUDA kernel."""
+        key = canonical(spec)
+        if key not in self._refused:
+            self._refused[key] = refusal(key)
+        why = self._refused[key]
+        return None if why is None else f"no kernel for NVIDIA cards: {why}"
+
+    def merges(self, spec: Spec) -> bool:
+        """True: the left operand is fetched once."""
+        return True
+
+    def sizes(self, spec: Spec) -> Mapping[str, int]:
+        """None are needed."""
+        return {}
+
+    def predict(self, spec: Spec, nodes: tuple[Work, ...], sizes: Mapping[str, int]) -> Prediction | None:
+        """None: there is no model of what ONNX Runtime's kernels cost on a card."""
+        return None
+
+    def accepts(self, prediction: Prediction) -> bool:
+        """True."""
+        return True
 
 
 def machine_cost(profile: HardwareProfile, target: Target, *, fuse_all: bool) -> MachineCost:

@@ -16,8 +16,11 @@ from runtime.fingerprint import compiler_fingerprint
 from runtime.machine import write_json
 from runtime.options import Options
 from runtime.tuned import TunedStore, tuned_store
+from tilecore.canonical import canonical
 from tilecore.compile import PLACEHOLDER, Dump, Kernel, compile_spec, kernel_name, prepare
 from tilecore.contract.spec import Spec
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.region import compile_region
 from tilecore.emit_expr import EmitError
 from tilecore.errors import TileError
 from tilecore.infer import InferenceError
@@ -30,7 +33,10 @@ LABELS = {"attention": "Attention", "contraction": "Contraction", "row": "Row", 
 
 @dataclass(frozen=True, slots=True)
 class KernelWriter:
-    """Makes kernels for one machine and some instruction sets; `kept` is the folder of those written before."""
+    """Makes kernels for one machine and some instruction sets; `kept` is the folder of those written before.
+
+    Kernels that stand beside others for NVIDIA cards are `unpacked`: both read a weight as it lies in the model.
+    """
 
     profile: HardwareProfile
     targets: tuple[Target, ...]
@@ -38,9 +44,21 @@ class KernelWriter:
     kept: Path
     dump: Dump | None = None
     use: Path | None = None
+    unpacked: bool = False
+    cubins: Path | None = None  # where cubins are kept, if kernels for NVIDIA cards are to be built too
 
     def write(self, kind: str, spec: Spec) -> Kernel | str:
         """The kernel of a region of `kind`, or why the backend has none: that region then stays as it was."""
+        kernel = self._written(kind, canonical(spec, constants=False) if self.unpacked else spec)
+        if self.cubins is None or isinstance(kernel, str):
+            return kernel
+        try:
+            cards = compile_region(spec, label=f"Fused{LABELS[kind]}", cache_directory=self.cubins, dump=self.dump)
+        except CudaError as error:
+            return f"no kernel for NVIDIA cards: {error}"
+        return replace(kernel, cards=cards)
+
+    def _written(self, kind: str, spec: Spec) -> Kernel | str:
         config = self.tuned.best(spec)
         try:
             if self.dump is not None or self.use is not None:  # who looks at the stages wants them to run
@@ -75,11 +93,19 @@ class KernelWriter:
 
 
 def kernel_writer(
-    options: Options, profile: HardwareProfile, targets: tuple[Target, ...], dump: Dump | None = None
+    options: Options, profile: HardwareProfile, targets: tuple[Target, ...], *, dump: Dump | None, cubins: bool
 ) -> KernelWriter:
-    """The writer that `options` ask for."""
-    tuned = tuned_store(options, options.threads or profile.cores)
-    return KernelWriter(profile, targets, tuned, options.cache / "kernels", dump, options.use)
+    """The writer that `options` ask for; without `cubins` nothing is compiled to machine code."""
+    return KernelWriter(
+        profile,
+        targets,
+        tuned_store(options, options.threads or profile.cores),
+        options.cache / "kernels",
+        dump,
+        options.use,
+        unpacked=options.cuda,
+        cubins=options.cache / "cubins" if options.cuda and cubins else None,
+    )
 
 
 def _read(path: Path, label: str, spec: Spec) -> Kernel | None:

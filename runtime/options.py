@@ -33,9 +33,14 @@ class Options:
     fuse_all: bool = False
     """Fuse regions for which no gain is predicted, too; a choice of the command line, not of the environment."""
     target: str = "cpu"
-    """What to generate code for (`TILEFUSE_TARGET`)."""
+    """What to generate code for (`TILEFUSE_TARGET`): cpu, an instruction set of it, or cuda for both."""
     profile: str | None = None
     """A row of the table of machines to make kernels for (`TILEFUSE_PROFILE`); None is this machine."""
+
+    @property
+    def cuda(self) -> bool:
+        """Whether to make kernels for NVIDIA cards, too."""
+        return self.target == "cuda"
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> "Options":

@@ -35,6 +35,8 @@ class RegionReport:
     """Seconds of one call, as `bench --per-region` measured it; None where no such measurements were given."""
     measured_unfused: float | None = None
     """Seconds of the nodes, from the same measurement."""
+    target: str = "cpu"
+    """"cuda" where the library has a kernel for NVIDIA cards beside the processor's."""
 
 
 @dataclass(frozen=True, slots=True)

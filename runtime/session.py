@@ -22,6 +22,7 @@ import onnxruntime as ort
 
 DOMAIN = "tilefuse"
 PROVIDER = "TileFuseExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
 LIBRARY_HASH = "tilefuse.library_sha256"  # metadata of a fused model, written by `optimize`
 PROVIDER_MINIMUM = (1, 24)
 REGISTRATION_KEY = "tilefuse_registration"  # as in plugin_ep.c
@@ -37,7 +38,12 @@ class LoadError(RuntimeError):
 
 
 def load(
-    path: str | Path, *, provider: bool = False, threads: int | None = None, recorded: bool = False
+    path: str | Path,
+    *,
+    provider: bool = False,
+    cuda: bool = False,
+    threads: int | None = None,
+    recorded: bool = False,
 ) -> ort.InferenceSession:
     """Open the fused model at `path` with the library beside it.
 
@@ -45,14 +51,16 @@ def load(
         path: `OUT.onnx`, as `tilefuse optimize` wrote it; `OUT.so` must lie in the same folder.
         provider: run the kernels through the execution provider `TileFuseExecutionProvider` instead of as custom ops
             of the CPU provider. Needs ONNX Runtime 1.24.
+        cuda: run on an NVIDIA card through ONNX Runtime's CUDA provider, the fused nodes by kernels that
+            `tilefuse optimize --target cuda` built. Needs onnxruntime-gpu.
         threads: threads of the session; by default ONNX Runtime's choice, one per core.
         recorded: refuse a model that records no hash of its library, too.
 
     Raises:
         FileNotFoundError: the model or its library is missing.
-        ValueError: `threads` is below 1.
+        ValueError: `threads` is below 1, or both providers are asked for.
         LoadError: the library is not the one that the model records, lacks a kernel of it, this processor cannot run
-            it, or ONNX Runtime is too old.
+            it, or ONNX Runtime is too old or has no CUDA provider.
     """
     model = Path(path).absolute()  # not resolved: a linked model has its library beside the link
     library = model.with_suffix(".so")
@@ -65,6 +73,8 @@ def load(
         )
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}, expected at least 1")
+    if provider and cuda:
+        raise ValueError("provider=True is for the processor, cuda=True for a card: ask for one of them")
     options = ort.SessionOptions()
     if threads is not None:
         options.intra_op_num_threads = threads
@@ -72,9 +82,12 @@ def load(
     options.add_session_config_entry(EXACT_WEIGHTS, "0")
     with _loadable(library) as file:
         _check_library(model, library, file)
+        if cuda:
+            _check_cuda(model, library, file)
         if not provider:
             options.register_custom_ops_library(str(file))
-            return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+            providers = [CUDA_PROVIDER, "CPUExecutionProvider"] if cuda else ["CPUExecutionProvider"]
+            return ort.InferenceSession(str(model), options, providers=providers)
         options.add_session_config_entry(RECORD_ASSIGNMENT, "1")
         options.add_provider_for_devices([_provider_device(library, file)], {})
         return ort.InferenceSession(str(model), options)
@@ -145,6 +158,26 @@ def _check_library(model: Path, library: Path, file: Path) -> None:
         raise LoadError(
             f"{library}: has no kernel {', '.join(missing)}, which {model.name} names: the two were not written "
             f"together. Run `tilefuse optimize` again."
+        )
+
+
+def _check_cuda(model: Path, library: Path, file: Path) -> None:
+    """Raise unless ONNX Runtime has its CUDA provider and `library` (loaded from `file`) kernels for it."""
+    loaded = ctypes.CDLL(str(file))
+    loaded.TileFuseKernelName.restype = ctypes.c_char_p
+    count = 0
+    while loaded.TileFuseKernelName(count) is not None:
+        count += 1
+    if not any(loaded.TileFuseHasCuda(number) for number in range(count)):
+        raise LoadError(
+            f"{library}: has no kernels for NVIDIA cards, so that ONNX Runtime would copy everything to the processor "
+            f"and back. Run `tilefuse optimize --target cuda`, or open {model.name} without cuda=True."
+        )
+    found = ort.get_available_providers()
+    if CUDA_PROVIDER not in found:
+        raise LoadError(
+            f"cuda=True needs an onnxruntime with {CUDA_PROVIDER}, found {', '.join(found)}: install onnxruntime-gpu "
+            f"in the place of onnxruntime."
         )
 
 

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tilecore.canonical import canonical
 from tilecore.clears import start_from_products
@@ -46,6 +47,20 @@ PASSES: tuple[Callable[[Program], Program], ...] = (
 Dump = Callable[[str, str], None]  # (stage, text)
 
 
+class OnCards(Protocol):
+    """What a region has for NVIDIA cards: C text that defines `symbol`, a `tile_cuda_kernel`."""
+
+    @property
+    def symbol(self) -> str:
+        """The C name."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The translation unit."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A compiled spec: `spec` with packed inputs, which inputs those are, and C text by target name."""
@@ -57,6 +72,7 @@ class Kernel:
     config: Mapping[str, int]
     sources: Mapping[str, str]
     why: str  # what recommendation decided, in words
+    cards: OnCards | None = None  # what the same library has for NVIDIA cards beside it
 
 
 def compile_spec(

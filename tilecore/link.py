@@ -35,10 +35,13 @@ def link_kernels(
     targets: Sequence[Target],
     toolchain: Toolchain,
     *,
+    cards: Mapping[str, str] | None = None,
     host: Sequence[Source] = (),
     workers: int = 2,
 ) -> Path:
     """The library of `kernels` (distinct names) for `targets`, with the `host`; built at most once per content.
+
+    `cards` has the C names of what some have for NVIDIA cards, by the kernel's name; `host` defines them.
 
     KernelBuildError names every kernel that the compiler refuses; BrokenToolchainError says why nothing can be built.
     """
@@ -56,15 +59,20 @@ def link_kernels(
 
     with ThreadPoolExecutor(workers) as pool:
         objects = pool.map(build, product(targets, kernels))
-        others = pool.map(toolchain.object, [Source(library_source(kernels, targets), include=(HEADERS,)), *host])
+        others = pool.map(
+            toolchain.object, [Source(library_source(kernels, targets, cards), include=(HEADERS,)), *host]
+        )
         built = [*objects, *others]
     if problems:
         raise KernelBuildError(problems)
     return toolchain.library([path for path in built if path is not None])
 
 
-def library_source(kernels: Sequence[Linkable], targets: Sequence[Target]) -> str:
-    """The C text that defines `tile_generated_library`."""
+def library_source(
+    kernels: Sequence[Linkable], targets: Sequence[Target], cards: Mapping[str, str] | None = None
+) -> str:
+    """The C text that defines `tile_generated_library`; `cards` has C names for NVIDIA cards by the kernel's name."""
+    found = cards or {}
     lines = ['#include "tile_kernel.h"', '#include "tile_features.h"']
     rows: list[str] = []
     for number, target in enumerate(targets):
@@ -75,6 +83,14 @@ def library_source(kernels: Sequence[Linkable], targets: Sequence[Target]) -> st
         lines.append(f"static int32_t supported_{number}(void) {{ return ({target.supported}) != 0; }}")
         rows.append(f'{{"{target.name}", supported_{number}, {len(kernels)}, kernels_{number}}}')
     lines.append(f"static const tile_variant variants[] = {{{', '.join(rows)}}};")
+    if found:
+        lines += [
+            '#include "tile_cuda.h"',
+            *(f"extern const tile_cuda_kernel {name};" for name in sorted({*found.values()})),
+        ]
+        places = ", ".join(f"&{found[kernel.name]}" if kernel.name in found else "NULL" for kernel in kernels)
+        lines.append(f"static const tile_cuda_kernel* const cards[] = {{{places}}};")
     lines.append('__attribute__((visibility("default"))) extern const tile_library tile_generated_library;')
-    lines.append(f"const tile_library tile_generated_library = {{TILE_ABI_VERSION, {len(targets)}, variants}};")
+    lines.append(f"const tile_library tile_generated_library = {{TILE_ABI_VERSION, {len(targets)}, variants, "
+                 f"{'cards' if found else 'NULL'}}};")  # fmt: skip
     return "\n".join(lines) + "\n"

@@ -24,7 +24,7 @@ COMMON = (
     "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized",  # gcc guesses, and differently at every version
 )  # fmt: skip
 GCC_ONLY = ("-fno-tree-loop-distribute-patterns",)  # a short fill must not become `rep stos`
-LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread")
+LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread", "-ldl")
 
 
 class BuildError(RuntimeError):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import onnx
@@ -61,7 +61,17 @@ class CommandError(Exception):
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of a table.")]
 Inputs = Annotated[Path | None, typer.Option("--inputs", metavar="FILE.npz", help="Inputs by name; else generated.")]
 FuseAll = Annotated[bool, typer.Option("--all", help="Fuse also where no gain is predicted.")]
+TargetChoice = Annotated[
+    Literal["cpu", "cuda"] | None,
+    typer.Option("--target", help="cuda: kernels for NVIDIA Hopper cards too; what has none is left to ONNX Runtime."),
+]
 MODEL = "IN.onnx"
+
+
+def _options(fuse_all: bool, target: str | None) -> Options:
+    """The environment's settings with those of the command line."""
+    options = replace(Options.from_environment(), fuse_all=fuse_all)
+    return options if target is None else replace(options, target=target)
 
 
 @app.command("optimize")
@@ -75,6 +85,7 @@ def optimize_command(
         typer.Option("--save-repro", metavar="DIR", help="Write regions whose kernel is wrong there, to report them."),
     ] = None,
     fuse_all: FuseAll = False,
+    target: TargetChoice = None,
     as_json: Json = False,
 ) -> None:
     """Fuse a model and write it with its library of kernels beside it."""
@@ -83,7 +94,7 @@ def optimize_command(
         report = optimize(
             model,
             output,
-            options=replace(Options.from_environment(), fuse_all=fuse_all),
+            options=_options(fuse_all, target),
             progress=lambda stage: status.update(stage),
             verify=check,
             inputs=feeds,
@@ -110,6 +121,7 @@ def explain_command(
         typer.Option("--timings", metavar="FILE", help="What bench --per-region --json printed, to show beside it."),
     ] = None,
     fuse_all: FuseAll = False,
+    target: TargetChoice = None,
     as_json: Json = False,
 ) -> None:
     """Say what would be fused, what not, and why; the model is not touched."""
@@ -117,7 +129,7 @@ def explain_command(
     with Console(stderr=True).status("looking for regions"):
         report = explain(
             model,
-            options=replace(Options.from_environment(), fuse_all=fuse_all),
+            options=_options(fuse_all, target),
             page=page,
             timings=None if timings is None else read_timings(timings),
         )

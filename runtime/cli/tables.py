@@ -28,7 +28,8 @@ def print_report(console: Console, report: Report) -> None:
         _print_files(console, report)
         return
     if report.regions:
-        table = Table(title="fused regions", title_justify="left")
+        cards = ", with kernels for NVIDIA cards" if any(one.target == "cuda" for one in report.regions) else ""
+        table = Table(title=f"fused regions{cards}", title_justify="left")
         table.add_column("times", justify="right")
         table.add_column("kind")
         table.add_column("label", overflow="fold")

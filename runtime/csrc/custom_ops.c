@@ -1,4 +1,5 @@
-/* The library as ONNX Runtime custom ops: one op of domain "tilefuse" per generated kernel.
+/* The library as ONNX Runtime custom ops: one op of domain "tilefuse" per generated kernel, and for those that have
+ * kernels for NVIDIA cards too, another of the same name for the CUDA provider. ONNX Runtime makes one schema of both.
  *
  * Where the kernels cannot run (a processor that no variant supports, an ONNX Runtime before 1.17) nothing is
  * registered, so ONNX Runtime inlines the model-local function of each node: the result is the same, the speed is not,
@@ -23,8 +24,7 @@ static const tile_kernel* kernel_of(const OrtCustomOp* op) { return ((const tile
 static const char* op_name(const OrtCustomOp* op) { return kernel_of(op)->name; }
 
 static const char* op_provider(const OrtCustomOp* op) {
-    (void)op;
-    return NULL;
+    return ((const tile_op*)op)->card == NULL ? NULL : "CUDAExecutionProvider";
 }
 
 static size_t op_input_count(const OrtCustomOp* op) { return (size_t)kernel_of(op)->n_inputs; }
@@ -43,18 +43,20 @@ static int32_t op_default(const OrtCustomOp* op, size_t index) {
     return 0;
 }
 
-/* Kernels keep no state, so the op serves all its nodes. */
+/* Kernels keep no state of a node, so the op serves all its nodes. */
 static OrtStatus* op_create_kernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
     (void)api;
     (void)info;
+    const tile_op* own = (const tile_op*)op;
     *kernel = (void*)op;
-    return NULL;
+    return own->card == NULL ? NULL : tile_prepare_card(own->host, own->kernel->name, own->card);
 }
 
 static void op_destroy_kernel(void* kernel) { (void)kernel; }
 
 static OrtStatus* op_compute(void* kernel, OrtKernelContext* context) {
     const tile_op* op = kernel;
+    if (op->card != NULL) return tile_call_card(op->host, op->kernel, op->card, context);
     return tile_call_kernel(op->host, op->kernel, context);
 }
 
@@ -153,36 +155,56 @@ static OrtStatus* check_kernel(const OrtApi* api, const tile_kernel* kernel) {
     return NULL;
 }
 
+static OrtStatus* add_op(tile_ops* ops, tile_op* place, const tile_kernel* kernel, tile_card* card) {
+    *place = (tile_op){
+        .op =
+            {
+                .version = ORT_API_CUSTOM_OPS,
+                .GetName = op_name,
+                .GetExecutionProviderType = op_provider,
+                .GetInputType = op_input_type,
+                .GetInputTypeCount = op_input_count,
+                .GetOutputType = op_output_type,
+                .GetOutputTypeCount = op_output_count,
+                .KernelDestroy = op_destroy_kernel,
+                .GetInputCharacteristic = op_default,
+                .GetOutputCharacteristic = op_default,
+                .GetInputMemoryType = op_default,
+                .CreateKernelV2 = op_create_kernel,
+                .KernelComputeV2 = op_compute,
+                .InferOutputShapeFn = op_infer_shapes,
+            },
+        .host = &ops->host,
+        .kernel = kernel,
+        .card = card,
+    };
+    return ops->host.api->CustomOpDomain_Add(ops->domain, &place->op);
+}
+
+static const tile_cuda_kernel* on_card(int32_t kernel) {
+    return tile_generated_library.cuda == NULL ? NULL : tile_generated_library.cuda[kernel];
+}
+
 static OrtStatus* fill_domain(tile_ops* ops, const tile_variant* variant) {
     const OrtApi* api = ops->host.api;
     TILE_TRY(api->CreateCustomOpDomain(TILE_DOMAIN, &ops->domain));
     for (int32_t i = 0; i < ops->count; i++) {
-        const tile_kernel* kernel = variant->kernels[i];
-        TILE_TRY(check_kernel(api, kernel));
-        ops->ops[i] = (tile_op){
-            .op =
-                {
-                    .version = ORT_API_CUSTOM_OPS,
-                    .GetName = op_name,
-                    .GetExecutionProviderType = op_provider,
-                    .GetInputType = op_input_type,
-                    .GetInputTypeCount = op_input_count,
-                    .GetOutputType = op_output_type,
-                    .GetOutputTypeCount = op_output_count,
-                    .KernelDestroy = op_destroy_kernel,
-                    .GetInputCharacteristic = op_default,
-                    .GetOutputCharacteristic = op_default,
-                    .GetInputMemoryType = op_default,
-                    .CreateKernelV2 = op_create_kernel,
-                    .KernelComputeV2 = op_compute,
-                    .InferOutputShapeFn = op_infer_shapes,
-                },
-            .host = &ops->host,
-            .kernel = kernel,
-        };
-        TILE_TRY(api->CustomOpDomain_Add(ops->domain, &ops->ops[i].op));
+        TILE_TRY(check_kernel(api, variant->kernels[i]));
+        TILE_TRY(add_op(ops, &ops->ops[i], variant->kernels[i], NULL));
+    }
+    for (int32_t i = 0; i < ops->count; i++) {
+        if (on_card(i) == NULL) continue;
+        tile_card* card = NULL;
+        TILE_TRY(tile_create_card(&ops->host, variant->kernels[i], on_card(i), &card));
+        TILE_TRY(add_op(ops, &ops->ops[ops->count + ops->on_cards++], variant->kernels[i], card));
     }
     return NULL;
+}
+
+static void destroy_ops(tile_ops* ops) {
+    if (ops->domain != NULL) ops->host.api->ReleaseCustomOpDomain(ops->domain);
+    for (int32_t i = 0; i < ops->on_cards; i++) tile_destroy_card(ops->ops[ops->count + i].card);
+    free(ops);
 }
 
 /* Why the kernels cannot run here, once a process. */
@@ -215,15 +237,14 @@ static OrtStatus* create_ops(const OrtApiBase* base, tile_ops** out) {
         return NULL;
     }
     int32_t count = variant == NULL ? 0 : variant->n_kernels;
-    tile_ops* ops = calloc(1, sizeof *ops + (size_t)count * sizeof ops->ops[0]);
+    tile_ops* ops = calloc(1, sizeof *ops + 2 * (size_t)count * sizeof ops->ops[0]);
     if (ops == NULL) return tile_refuse(host.api, ORT_FAIL, TILE_DOMAIN, "no memory for the table of ops");
     ops->base = base;
     ops->host = host;
     ops->count = count;
     OrtStatus* status = count == 0 ? NULL : fill_domain(ops, variant);
     if (status != NULL) {
-        if (ops->domain != NULL) host.api->ReleaseCustomOpDomain(ops->domain);
-        free(ops);
+        destroy_ops(ops);
         return status;
     }
     *out = ops;
@@ -269,4 +290,9 @@ TILE_EXPORT const char* TileFuseKernelName(int32_t index) {
     if (tile_generated_library.n_variants == 0) return NULL;
     const tile_variant* variant = &tile_generated_library.variants[0];
     return index < 0 || index >= variant->n_kernels ? NULL : variant->kernels[index]->name;
+}
+
+/* Whether kernel `index` has one for NVIDIA cards beside it. */
+TILE_EXPORT int32_t TileFuseHasCuda(int32_t index) {
+    return TileFuseKernelName(index) != NULL && on_card(index) != NULL;
 }

@@ -2,19 +2,22 @@
 #ifndef CUSTOM_OPS_H
 #define CUSTOM_OPS_H
 
+#include "cuda_call.h"
 #include "kernel_call.h"
 
 typedef struct tile_op {
     OrtCustomOp op; /* first: ONNX Runtime hands back a pointer to it */
     const tile_host* host;
     const tile_kernel* kernel;
+    tile_card* card; /* its kernels for NVIDIA cards, of the op for the CUDA provider; NULL of the CPU's */
 } tile_op;
 
 typedef struct tile_ops {
     const OrtApiBase* base;
     tile_host host;
     OrtCustomOpDomain* domain; /* NULL when there are no ops */
-    int32_t count;
+    int32_t count;    /* of ops for the CPU: one per kernel */
+    int32_t on_cards; /* of ops for the CUDA provider, which follow them, under names of theirs */
     struct tile_ops* next;
     tile_op ops[];
 } tile_ops;

@@ -28,9 +28,7 @@ typedef struct call {
     int64_t number; /* of all calls of the process */
     tile_chunks chunks;
     atomic_bool out_of_memory;
-    int64_t symbols[TILE_MAX_SYMBOLS];
-    const void* inputs[TILE_MAX_INPUTS];
-    void* outputs[TILE_MAX_OUTPUTS];
+    tile_binding bound;
 } call;
 
 /* ---- the host ---- */
@@ -115,10 +113,10 @@ static OrtStatus* copy_shape(const OrtApi* api, const OrtValue* value, int32_t* 
     return status;
 }
 
-/* Fills in `inputs` and `symbols`. */
-static OrtStatus* bind_inputs(const tile_host* host, OrtKernelContext* context, call* job) {
+/* Fills in `inputs` and `symbols` of `binding`. */
+static OrtStatus* bind_inputs(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context,
+                              tile_binding* binding) {
     const OrtApi* api = host->api;
-    const tile_kernel* kernel = job->kernel;
     int64_t storage[TILE_MAX_INPUTS][TILE_MAX_RANK];
     const int64_t* shapes[TILE_MAX_INPUTS];
     int32_t ranks[TILE_MAX_INPUTS];
@@ -146,30 +144,36 @@ static OrtStatus* bind_inputs(const tile_host* host, OrtKernelContext* context, 
         ranks[i] = (int32_t)rank;
         void* data = NULL;
         TILE_TRY(api->GetTensorMutableData((OrtValue*)value, &data));
-        job->inputs[i] = data;
+        binding->inputs[i] = data;
     }
     char error[MESSAGE_BYTES];
     error[0] = '\0';
-    if (kernel->bind(shapes, ranks, job->symbols, error, sizeof error) != 0) {
+    if (kernel->bind(shapes, ranks, binding->symbols, error, sizeof error) != 0) {
         return tile_refuse(api, ORT_INVALID_ARGUMENT, kernel->name, "%s", error);
     }
     return NULL;
 }
 
-static OrtStatus* allocate_outputs(const tile_host* host, OrtKernelContext* context, call* job) {
+static OrtStatus* allocate_outputs(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context,
+                                   tile_binding* binding) {
     const OrtApi* api = host->api;
-    const tile_kernel* kernel = job->kernel;
     for (int32_t i = 0; i < kernel->n_outputs; i++) {
         int64_t dims[TILE_MAX_RANK];
-        kernel->shape(job->symbols, i, dims);
+        kernel->shape(binding->symbols, i, dims);
         OrtValue* value = NULL;
         TILE_TRY(api->KernelContext_GetOutput(context, (size_t)i, dims, (size_t)kernel->outputs[i].rank, &value));
         if (value == NULL) {
             return tile_refuse(api, ORT_INVALID_ARGUMENT, kernel->name, "the node leaves out output %d", (int)i);
         }
-        TILE_TRY(api->GetTensorMutableData(value, &job->outputs[i]));
+        TILE_TRY(api->GetTensorMutableData(value, &binding->outputs[i]));
     }
     return NULL;
+}
+
+OrtStatus* tile_bind_call(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context,
+                          tile_binding* binding) {
+    TILE_TRY(bind_inputs(host, kernel, context, binding));
+    return allocate_outputs(host, kernel, context, binding);
 }
 
 /* ---- tasks ---- */
@@ -193,20 +197,21 @@ static void run_chunk(void* data, size_t index) {
     int64_t chunk = (int64_t)index;
     int64_t begin = tile_first_task(&job->chunks, chunk);
     int64_t end = tile_first_task(&job->chunks, chunk + 1);
-    job->kernel->run(job->symbols, job->inputs, job->outputs, scratch, copied, begin, end);
+    const tile_binding* bound = &job->bound;
+    job->kernel->run(bound->symbols, bound->inputs, bound->outputs, scratch, copied, begin, end);
 }
 
 OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context) {
     call job;
     job.kernel = kernel;
-    TILE_TRY(bind_inputs(host, context, &job));
-    TILE_TRY(allocate_outputs(host, context, &job));
-    int64_t tasks = kernel->tasks(job.symbols);
+    TILE_TRY(tile_bind_call(host, kernel, context, &job.bound));
+    const int64_t* symbols = job.bound.symbols;
+    int64_t tasks = kernel->tasks(symbols);
     if (tasks <= 0) return NULL;
-    job.scratch_bytes = kernel->scratch(job.symbols);
+    job.scratch_bytes = kernel->scratch(symbols);
     job.number = atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) + 1;
     atomic_init(&job.out_of_memory, false);
-    job.chunks = tile_cut(kernel, job.symbols, tasks, host->cores);
+    job.chunks = tile_cut(kernel, symbols, tasks, host->cores);
     if (job.chunks.count == 1) {
         run_chunk(&job, 0);
     } else {

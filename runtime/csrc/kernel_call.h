@@ -35,6 +35,17 @@ unsigned tile_ort_minor(const OrtApiBase* base);
 /* The library's first variant that this processor runs, or NULL. */
 const tile_variant* tile_supported_variant(void);
 
+/* What a call of a kernel is given: symbols, and where its tensors lie. */
+typedef struct tile_binding {
+    int64_t symbols[TILE_MAX_SYMBOLS];
+    const void* inputs[TILE_MAX_INPUTS];
+    void* outputs[TILE_MAX_OUTPUTS];
+} tile_binding;
+
+/* Reads the inputs of `context` and allocates its outputs, in whatever memory the node's provider has. */
+OrtStatus* tile_bind_call(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context,
+                          tile_binding* binding);
+
 /* Runs `kernel` on the inputs of `context` and writes its outputs. Any number of threads may call it at once. */
 OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context);
 

@@ -27,6 +27,9 @@ ZEN3 = profile_named("zen3")
 class Miser:
     """A cost model that never sees a gain."""
 
+    def refuses(self, spec: Spec) -> None:
+        return None
+
     def merges(self, spec: Spec) -> bool:
         return True
 

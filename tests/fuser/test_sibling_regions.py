@@ -126,6 +126,9 @@ def test_a_weight_made_from_the_other_result_is_not_joined_to_it(tmp_path: Path)
 class Never:
     """A cost model that wants every product alone."""
 
+    def refuses(self, spec: Spec) -> None:
+        return None
+
     def merges(self, spec: Spec) -> bool:
         return False
 

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TILE_ABI_VERSION 3
+#define TILE_ABI_VERSION 4
 #define TILE_MAX_RANK 8
 #define TILE_MAX_SYMBOLS 32
 
@@ -66,6 +66,7 @@ typedef struct tile_library {
     int32_t abi; /* TILE_ABI_VERSION */
     int32_t n_variants;
     const tile_variant* variants; /* best first */
+    const struct tile_cuda_kernel* const* cuda; /* by position, as `kernels`; NULL where one has none, or all of it */
 } tile_library;
 
 /* Defined by the generated library.c that is linked with the shim. */

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tilecore.compile import Dump
-from tilecore.contract.spec import AttentionSpec, ScanSpec, Spec, Tensor, check
+from tilecore.contract.spec import AttentionSpec, Spec, Tensor, check
 from tilecore.cuda.emit_cuda import emit_cuda
 from tilecore.cuda.emit_rows import emit_rows
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan, plan_kernel
-from tilecore.cuda.linear import linear_operands
 from tilecore.cuda.nvrtc import Cubin, build_cubin
 from tilecore.cuda.profile import H100, GpuProfile
 from tilecore.cuda.recommend import Choice, choices
@@ -26,7 +25,6 @@ from tilecore.cuda.scales import keep_scale
 from tilecore.cuda.values import RESERVED
 from tilecore.cuda.views import inline_views
 from tilecore.library import kernel_for
-from tilecore.library.linear_attention import linear_attention
 from tilecore.printer import print_program
 from tilecore.trace import trace
 from tilecore.verify import verify
@@ -94,12 +92,13 @@ def _first_built(
             refused.append(f"{dict(choice.config)}, {choice.stages} stages: {error}")
             continue
         if dump is not None:
-            _dump_stages(kernel, dump)
+            dump_stages(kernel, dump)
         return kernel
     raise CudaError("\n".join(refused))
 
 
-def _dump_stages(kernel: CudaKernel, dump: Dump) -> None:
+def dump_stages(kernel: CudaKernel, dump: Dump) -> None:
+    """What `TILEFUSE_DUMP` shows of a kernel."""
     report = kernel.cubin.report
     used = f"{report.registers} registers a thread at the start, {report.spills} bytes spilled"
     dump(f"30_program_{kernel.name}.txt", print_program(kernel.plan.program))
@@ -134,12 +133,14 @@ def _check_supported(spec: Spec) -> None:
 def generate(spec: Spec, choice: Choice, *, label: str, profile: GpuProfile = H100) -> CudaSource:
     """CUDA C++ for `spec` with the extents of `choice`. CudaError where the card has no room or no form for it."""
     check(spec)
+    return write(spec, choice, label=label, profile=profile)
+
+
+def write(spec: Spec, choice: Choice, *, label: str, profile: GpuProfile = H100) -> CudaSource:
+    """`generate` for a spec that was checked before its dims were merged: symbols are whole dims of none then."""
     _check_supported(spec)
     spec = choice.spec or spec
-    if isinstance(spec, ScanSpec):
-        function, operands = linear_attention, linear_operands(spec)
-    else:
-        function, operands = kernel_for(spec)
+    function, operands = kernel_for(spec)
     return generate_tiles(function, operands, choice, label=label, profile=profile, inputs=spec.inputs)
 
 

@@ -335,4 +335,4 @@ static const tile_variant variants[] = {
 #endif
 };
 
-const tile_library tile_generated_library = {TILE_ABI_VERSION, sizeof variants / sizeof variants[0], variants};
+const tile_library tile_generated_library = {TILE_ABI_VERSION, sizeof variants / sizeof variants[0], variants, NULL};

@@ -91,4 +91,4 @@ static const tile_kernel* const kernels[] = {&linear, &linear_short, &gelu, &gel
 
 static const tile_variant variants[] = {{"any", always, sizeof kernels / sizeof kernels[0], kernels}};
 
-const tile_library tile_generated_library = {TILE_ABI_VERSION, 1, variants};
+const tile_library tile_generated_library = {TILE_ABI_VERSION, 1, variants, NULL};

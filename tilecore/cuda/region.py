@@ -1,0 +1,96 @@
+"""From a region's spec to what a library holds of it for cards: adapted, compiled, and written as C around the cubins.
+
+spec ─ adaptations ─ candidates ─ write ─ check_maps ─ build ─ emit_launch ─► CudaRegion
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tilecore.canonical import canonical
+from tilecore.compile import Dump
+from tilecore.contract.expr import Sym
+from tilecore.contract.spec import Spec, check, outputs_of
+from tilecore.cuda.adapt import Adapted, adaptations
+from tilecore.cuda.compile import CudaKernel, CudaSource, build, candidates, dump_stages, write
+from tilecore.cuda.emit_launch import Signature, check_maps, emit_launch
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.profile import H100, GpuProfile
+from tilecore.emit_host import symbol_order
+from tilecore.errors import TileError
+
+PLACEHOLDER = "REGION_NAME"
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRegion:
+    """A region's kernels for cards: `source` is C text that defines `symbol`, a `tile_cuda_kernel`."""
+
+    symbol: str
+    source: str
+    kernels: tuple[CudaKernel, ...]  # in the order of their launches
+
+
+def refusal(spec: Spec, profile: GpuProfile = H100) -> str | None:
+    """Why no CUDA kernel can be written for `spec`; None when one can. No compiler is needed to know."""
+    try:
+        check(spec)
+        _first(canonical(spec), profile, "Kernel", lambda source: source)
+    except CudaError as error:
+        return str(error)
+    return None
+
+
+def compile_region(
+    spec: Spec, *, label: str, cache_directory: Path, profile: GpuProfile = H100, dump: Dump | None = None
+) -> CudaRegion:
+    """The kernels of `spec`, built. CudaError says why there are none.
+
+    `spec` must be canonical, as the host's kernel beside it is: both go by the order of inputs, outputs and symbols.
+    """
+    check(spec)
+    adapted, kernels = _first(spec, profile, label, lambda source: build(source, cache_directory))
+    symbols = tuple(Sym(name) for name in symbol_order(spec.inputs))
+    inputs, outputs = (tuple(tensor.name for tensor in side) for side in (spec.inputs, outputs_of(spec)))
+    text = emit_launch(kernels, Signature(inputs, outputs, symbols, adapted.scratch), PLACEHOLDER)
+    symbol = f"tile_cuda_{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    if dump is not None:
+        for kernel in kernels:
+            dump_stages(kernel, dump)
+    return CudaRegion(symbol, text.replace(PLACEHOLDER, symbol), kernels)
+
+
+def _first(
+    spec: Spec, profile: GpuProfile, label: str, make: Callable[[CudaSource], Made]
+) -> tuple[Adapted, tuple[Made, ...]]:
+    """The first adaptation whose programs all have a candidate that `make` takes. CudaError with the first reason."""
+    reasons: list[str] = []
+    for adapted in _tried(spec, reasons):
+        try:
+            return adapted, tuple(_made(one, profile, label, make) for one in (*adapted.before, adapted.spec))
+        except CudaError as error:
+            reasons.append(str(error))
+    raise CudaError(reasons[0])
+
+
+def _tried(spec: Spec, reasons: list[str]) -> Iterator[Adapted]:
+    try:
+        yield from adaptations(spec)
+    except CudaError as error:
+        reasons.append(str(error))
+
+
+def _made(spec: Spec, profile: GpuProfile, label: str, make: Callable[[CudaSource], Made]) -> Made:
+    """What `make` gives for the best candidate that it takes. CudaError with the reason of the best one."""
+    reasons: list[str] = []
+    for choice in candidates(spec, profile):
+        try:
+            source = write(spec, choice, label=label, profile=profile)
+            check_maps(source.plan)
+            return make(source)
+        except (CudaError, TileError) as error:
+            reasons.append(str(error))
+    raise CudaError(reasons[0] if reasons else "no tile extents suit it")
