@@ -24,17 +24,21 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
 from tilecore.contract.spec import (
     AttentionSpec,
+    Cell,
     ContractionSpec,
     Place,
     Result,
     RowSpec,
+    ScanSpec,
     Spec,
+    State,
     Step,
     Tensor,
+    Total,
     View,
     outputs_of,
 )
-from tilecore.cuda.chunked import compile_chunk_scan, compile_linear_attention
+from tilecore.cuda.chunked import compile_chunk_scan
 from tilecore.cuda.compile import CudaKernel, compile_cuda
 from tilecore.cuda.launch import Launcher
 
@@ -335,15 +339,20 @@ def latent_case(batch: int, keys: int) -> Case:
 def linear_case(length: int) -> Case:
     """Linear attention of f16 [B, S, H, D], scaled as softmax's scores are."""
     scale, shape = WIDTH**-0.5, (LINEAR_BATCH, length, HEADS, WIDTH)
-    b, h, t, c = axes(b=shape[0], h=shape[2], t=shape[1], c=shape[3])
-    memory = {name: tensor(name, *shape, dtype=DType.F16) for name in "qkvo"}
-    operands: dict[str, Any] = {
-        name.upper(): View(name, (b, h, t, c), Load(memory[name], (b, t, h, c))) for name in "qkv"
-    }
-    operands["out"] = Place(memory["o"], (b, h, t, c), (b, t, h, c))
+    g, t, d, e, over, query = axes(g=LINEAR_BATCH * HEADS, t=length, d=WIDTH, e=WIDTH, over=WIDTH, query=1)
+    q, k, v, o = (tensor(name, *shape, dtype=DType.F16) for name in "qkvo")
+    extents = tuple(const(extent) for extent in (LINEAR_BATCH * HEADS, WIDTH, WIDTH))
+    old, new = (Cell(name, DType.F32, extents) for name in ("s", "s.next"))
+    read = Cell("r", DType.F32, (extents[0], extents[2]))
 
-    def arrays() -> Arrays:
-        return {name: torch.randn(shape, device="cuda", dtype=torch.float16) for name in "qkvo"}
+    def at(one: Tensor, column: Var) -> Expr:
+        return cast(Load(one, (g // HEADS, t, g % HEADS, column)), DType.F32)
+
+    state = State(old, new, (d, e), const(0.0, DType.F32), Load(old, (g, d, e)) + at(k, d) * at(v, e))
+    total = Total(read, (e,), over, "sum", at(q, over) * Load(new, (g, over, e)))
+    value = cast(Load(read, (g, e)) * const(scale, DType.F32), DType.F16)
+    result = Result(Place(o, (g, t, e), (g // HEADS, t, g % HEADS, e)), value)
+    spec = ScanSpec((q, k, v), g, t, e, (state,), (total,), query, (), (result,))
 
     def exact(found: Arrays) -> Any:
         """In float32, chunk by chunk."""
@@ -352,16 +361,12 @@ def linear_case(length: int) -> Case:
         before = torch.cat([torch.zeros_like(states[:, :, :1]), states[:, :, :-1]], 2)
         return ((((q @ k.mT).tril() @ v) + q @ before) * scale).flatten(2, 3).transpose(1, 2)
 
-    def compiled(**options: Any) -> CudaKernel:
-        return compile_linear_attention(operands, scale=scale, **options)
-
     peers: dict[str, Callable[[Arrays], Any]] = {
         "Triton": lambda a: triton_kernels.linear(a["q"], a["k"], a["v"], a["o"], scale),
     }
     tokens = float(LINEAR_BATCH * length * HEADS)
     flops = 2.0 * tokens * WIDTH * (64 + 2 * WIDTH)  # half of the scores of chunks of 64 steps, states in and out
-    kernel = Tiles(compiled, arrays, "o")
-    return Case(f"linear attention S={length}", kernel, peers, flops, 8.0 * tokens * WIDTH, reference=exact)
+    return Case(f"linear attention S={length}", spec, peers, flops, 8.0 * tokens * WIDTH, reference=exact)
 
 
 def scan_case() -> Case:

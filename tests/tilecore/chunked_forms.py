@@ -1,4 +1,4 @@
-"""Operands of linear attention and of Mamba-2's chunk scan, random arrays for them, and both in float64."""
+"""Linear attention and Mamba-2's chunk scan: specs, operands, random arrays, and the latter in float64."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,15 +7,19 @@ import numpy as np
 from cuda_specs import BF16, F16, F32, Dim, axis, tensor
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Load
-from tilecore.contract.spec import Place, View
+from tilecore.contract.expr import Expr, Load, Var, cast, const
+from tilecore.contract.spec import Cell, Place, Result, ScanSpec, State, Tensor, Total
 
 Operands = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class LinearForm:
-    """Linear attention, `depth` columns of q and k and `width` of v. `steps_first`: [B, S, H, D], else [B, H, S, D]."""
+    """Linear attention, `depth` columns of q and k and `width` of v. `steps_first`: [B, S, H, D], else [B, H, S, D].
+
+    `past`: from a state of the same type on; `present`: the last state is a result too; `late`: a step reads what was
+    there before it.
+    """
 
     batch: int
     heads: int
@@ -24,6 +28,10 @@ class LinearForm:
     width: int
     dtype: DType = BF16
     steps_first: bool = False
+    past: bool = False
+    present: bool = False
+    late: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,18 +54,35 @@ class ScanForm:
         return -(-self.steps // self.length)
 
 
-def linear_operands(form: LinearForm) -> Operands:
-    """Q, K, V and out over (b, h, t, column), of tensors "q", "k", "v", "o"."""
-    found: Operands = {}
-    for name, columns in (("q", form.depth), ("k", form.depth), ("v", form.width), ("o", form.width)):
-        b, h, t, c = axis("b", form.batch), axis("h", form.heads), axis("t", form.steps), axis("c", columns)
-        index = (b, t, h, c) if form.steps_first else (b, h, t, c)
-        memory = tensor(name, form.dtype, *(var.extent for var in index if var.extent is not None))
-        if name == "o":
-            found["out"] = Place(memory, (b, h, t, c), index)
-        else:
-            found[name.upper()] = View(name, (b, h, t, c), Load(memory, index))
-    return found
+def linear_spec(form: LinearForm) -> ScanSpec:
+    """The spec; inputs "q", "k", "v" and "past", outputs "o" and "present", both states [B, H, depth, width]."""
+    H, D, E = form.heads, form.depth, form.width
+    g, t, d, e, over, query = (axis(name, extent) for name, extent in (
+        ("g", form.batch * H), ("t", form.steps), ("d", D), ("e", E), ("over", D), ("query", 1)
+    ))  # fmt: skip
+    b, h = g // H, g % H
+
+    def memory(name: str, columns: int) -> Tensor:
+        inner = (form.steps, H) if form.steps_first else (H, form.steps)
+        return tensor(name, form.dtype, form.batch, *inner, columns)
+
+    def at(one: Tensor, column: Var) -> Expr:
+        return cast(Load(one, (b, t, h, column) if form.steps_first else (b, h, t, column)), F32)
+
+    q, k, v, o = memory("q", D), memory("k", D), memory("v", E), memory("o", E)
+    past, present = (tensor(name, form.dtype, form.batch, H, D, E) for name in ("past", "present"))
+    old, new = (Cell(name, F32, (form.batch * H, D, E)) for name in ("s", "s.next"))  # type: ignore[arg-type]
+    read = Cell("r", F32, tuple(map(const, (form.batch * H, E))))
+    first = cast(Load(past, (b, h, d, e)), F32) if form.past else const(0.0, F32)
+    state = State(old, new, (d, e), first, Load(old, (g, d, e)) + at(k, d) * at(v, e))
+    total = Total(read, (e,), over, "sum", at(q, over) * Load(old if form.late else new, (g, over, e)))
+    place = Place(o, (g, t, e), (b, t, h, e) if form.steps_first else (b, h, t, e))
+    results = [Result(place, cast(Load(read, (g, e)) * const(form.scale, F32), form.dtype))]
+    if form.present:
+        last = Place(present, (g, d, e), (b, h, d, e))
+        results.append(Result(last, cast(Load(old, (g, d, e)), form.dtype)))
+    inputs = (q, k, v, *([past] if form.past else []))
+    return ScanSpec(inputs, g, t, e, (state,), (total,), query, (), tuple(results))
 
 
 def scan_operands(form: ScanForm) -> Operands:

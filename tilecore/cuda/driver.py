@@ -7,7 +7,7 @@ from typing import Any
 from tilecore.contract.dtype import DType
 from tilecore.cuda.errors import CudaError
 
-MAP_TYPES = {DType.F16: 6, DType.BF16: 9}  # CU_TENSOR_MAP_DATA_TYPE_*
+MAP_TYPES = {DType.F16: 6, DType.F32: 7, DType.BF16: 9}  # CU_TENSOR_MAP_DATA_TYPE_*
 SWIZZLE_128, PROMOTE_256 = 3, 3
 MAX_DYNAMIC_SHARED, WIDE_CLUSTER = 8, 14  # attributes of a function
 PROCESSORS = 16  # an attribute of a device

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilecore.contract.expr import Const, Expr
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, extent_of, outputs_of
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, View, extent_of, outputs_of
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.linear import linear_operands
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.reshape import heads_as_queries, turned
-from tilecore.cuda.roles import GROUP_ROWS, WIDEST
+from tilecore.cuda.roles import CHUNK, GROUP_ROWS, WIDEST
 from tilecore.cuda.row_plan import MAX_THREADS, row_vector
 from tilecore.library.score import score_of
 
@@ -52,7 +53,7 @@ def choices(spec: Spec, profile: GpuProfile) -> Iterator[Choice]:
         case RowSpec():
             yield from _rows(spec)
         case ScanSpec():
-            raise CudaError("recurrences have no CUDA kernel yet: contractions, attention and rows have")
+            yield from _linear(spec, profile)
 
 
 def _size(extent: Expr | None) -> int:
@@ -138,6 +139,26 @@ def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:
         why = f"{groups} warpgroups of 64 queries, {keys} keys a step"
         yield Choice(config, 2, f"{why}, softmax beside products", overlap=True)
         yield Choice(config, 2, why)
+
+
+def _linear(spec: ScanSpec, profile: GpuProfile) -> Iterator[Choice]:
+    """Two warpgroups share a group's columns where there are groups enough for all processors, else one has its own."""
+    form = linear_operands(spec)
+    sides: tuple[View, View] = form["Q"], form["V"]
+    depth, width = (side.shape[2] for side in sides)
+    for extent in (depth, width):
+        if not isinstance(extent, Const) or int(extent.value) % CHUNK:
+            raise CudaError(f"linear attention of {depth} and {width} columns: multiples of {CHUNK} are needed")
+    groups = _size(spec.group.extent)
+    wide = 2 * GROUP_ROWS
+    blocks = [GROUP_ROWS]
+    if _size(width) % wide == 0:
+        fills = groups * _size(width) // wide >= profile.processors // 2
+        blocks.insert(0 if fills else 1, wide)
+    for block in blocks:
+        for stages in (3, 2):
+            config = {"chunk": CHUNK, "block_e": block}
+            yield Choice(config, stages, f"chunks of {CHUNK} steps, {block} columns of values, {stages} stages")
 
 
 def _rows(spec: RowSpec) -> Iterator[Choice]:

@@ -1,9 +1,11 @@
-"""One output of a region as kernels see it: a function of the accumulated values and its logical index."""
+"""Programs of a region as kernels see them: an output is a function of the accumulated values and its logical index,
+what a sum starts from one of its index.
+"""
 
 from dataclasses import dataclass
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Var
+from tilecore.contract.expr import Expr, Var
 from tilecore.contract.spec import Result
 from tilecore.language import Value
 from tilecore.value import Operand, program
@@ -25,3 +27,15 @@ class Epilogue:
         """The element at `index` for the accumulated `values`, one per placeholder."""
         bound: dict[Var, Operand] = dict(zip(self.accs, values, strict=True))
         return program(self.result.value, bound | dict(zip(self.result.place.axes, index, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The state before the first step, over (group, column of K, column of V)."""
+
+    axes: tuple[Var, ...]
+    value: Expr
+
+    def __call__(self, *index: Operand) -> Value:
+        """The element at `index`."""
+        return program(self.value, dict(zip(self.axes, index, strict=True)))

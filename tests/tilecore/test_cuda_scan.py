@@ -1,4 +1,4 @@
-"""Linear attention and the chunk scan of Mamba-2: the texts against float64, cubins and their code, runs on a card."""
+"""The chunk scan of Mamba-2, and what it asked of the generator: against float64, cubins and their code, on a card."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from chunked_forms import (
     TYPES,
-    LinearForm,
     ScanForm,
     exact_scan,
-    linear_operands,
     scan_arrays,
     scan_operands,
 )
@@ -19,9 +17,9 @@ from cuda_specs import BF16, F16, F32, tensor
 from machine_code import disassemble
 
 from tilecore import language as T
-from tilecore.contract.expr import Sym, loads
+from tilecore.contract.expr import loads
 from tilecore.contract.spec import Tensor
-from tilecore.cuda.chunked import compile_chunk_scan, compile_linear_attention
+from tilecore.cuda.chunked import compile_chunk_scan
 from tilecore.cuda.compile import CudaKernel, CudaSource, compile_tiles, generate_tiles
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan
@@ -32,21 +30,9 @@ from tilecore.interpret import interpret
 from tilecore.ir import Parallel
 from tilecore.language import Handle
 from tilecore.library.chunk_scan import chunk_scan
-from tilecore.library.linear_attention import linear_attention
 from tilecore.trace import trace
 
-PLAIN = LinearForm(8, 32, 4096, 128, 128)
 MAMBA = ScanForm(8, 4096, 80, 64, 128, 256)
-
-
-def exact_linear(q: Any, k: Any, v: Any) -> np.ndarray:
-    """Of [B, H, S, D] in float64."""
-    return np.tril(q @ k.swapaxes(-1, -2)) @ v
-
-
-def linear_source(form: LinearForm, **config: int) -> CudaSource:
-    choice = Choice({"chunk": 64, "block_e": min(form.width, 128)} | config, 3, "given")
-    return generate_tiles(linear_attention, linear_operands(form), choice, label="Kernel")
 
 
 def scan_source(**config: int) -> CudaSource:
@@ -82,29 +68,14 @@ def line_operands() -> dict[str, Any]:
             "out": tensor("o", F16, 128, 128)}  # fmt: skip
 
 
-def plan_of(source: CudaSource) -> KernelPlan:
+def plan_of(source: CudaSource | CudaKernel) -> KernelPlan:
     assert isinstance(source.plan, KernelPlan)
     return source.plan
 
 
-@pytest.mark.parametrize("form", [LinearForm(2, 2, 100, 16, 24), LinearForm(1, 3, 33, 8, 8, steps_first=True)])
-def test_chunks_and_a_state_give_linear_attention(form: LinearForm) -> None:
-    program = trace(linear_attention, operands=linear_operands(form), extents={"chunk": 16, "block_e": 8})
-    rng = np.random.default_rng(0)
-    arrays = {name: rng.standard_normal((form.batch, form.heads, 100 if form.steps == 100 else 33, columns))
-              for name, columns in (("q", form.depth), ("k", form.depth), ("v", form.width))}  # fmt: skip
-    expected = exact_linear(**arrays)
-    if form.steps_first:
-        arrays = {name: array.swapaxes(1, 2) for name, array in arrays.items()}
-    result = interpret(program, arrays)["o"]
-    result = result.swapaxes(1, 2) if form.steps_first else result
-    assert np.linalg.norm(result - expected) < 1e-12 * np.linalg.norm(expected)
-
-
 @pytest.mark.parametrize("form", [ScanForm(2, 100, 4, 8, 16, 32, 2), ScanForm(1, 64, 2, 8, 8, 64)])
-@pytest.mark.parametrize("heads", [1, 2])
-def test_a_chunk_scan_is_what_its_steps_say(form: ScanForm, heads: int) -> None:
-    program = trace(chunk_scan, operands=scan_operands(form), extents={"block_m": 16, "block_k": 8, "heads": heads})
+def test_a_chunk_scan_is_what_its_steps_say(form: ScanForm) -> None:
+    program = trace(chunk_scan, operands=scan_operands(form), extents={"block_m": 16, "block_k": 8})
     arrays = scan_arrays(form)
     expected = exact_scan(form, arrays)
     for found in (program, inline_views(program)):
@@ -130,37 +101,19 @@ def test_a_load_outside_of_a_view_is_nothing_when_it_is_inlined() -> None:
     assert (interpret(program, {"x": x})["o"] == expected).all()
 
 
-def test_the_state_stays_in_registers_and_scores_are_shared() -> None:
-    source = linear_source(PLAIN)
-    roles = plan_of(source).roles
-    assert (roles.consumers, roles.parts, roles.block_rows) == (2, 1, 128)
-    assert roles.shared == {"scores": 2}
-    assert roles.exchanged == ("inside",)
-    assert roles.fragments == {"scores": 16, "state": 64, "o1": 32}
-    assert len(plan_of(source).staged_stores) == 1
-    assert plan_of(source).maps[-1].box == (1, 1, 64, 64)
-    assert "store_turned(" in source.text
-    assert "state[x] = pair" not in source.text
-
-
-def test_one_warpgroup_shares_its_scores_with_nobody() -> None:
-    assert plan_of(linear_source(PLAIN, block_e=64)).roles.shared == {"scores": 1}
-
-
 def test_vectors_of_a_chunk_arrive_as_lines() -> None:
-    plan = plan_of(scan_source(heads=1))
+    plan = plan_of(scan_source())
     rings = [[tile.buffer.name for tile in ring.tiles] for ring in plan.rings]
     assert rings == [["c1", "state"], ["here"], ["cb1", "decay", "delta"], ["x1"]]
     assert [one.name for one in plan.maps if not one.swizzled] == ["map_here", "map_decay", "map_delta"]
 
 
 def test_a_slot_that_elements_are_read_from_is_free_when_all_warps_have_read() -> None:
-    """And CB's, which two heads read, when the second has."""
-    lines = scan_source(heads=2).text.splitlines()
+    lines = scan_source().text.splitlines()
     inside = next(i for i, line in enumerate(lines) if "for (int k = first" in line)
     freed = next(i for i in range(inside, len(lines)) if "barrier_arrive(empty_cb1_decay_delta" in lines[i])
     assert "named_sync(5 + warpgroup, 128);" in lines[freed - 1]
-    assert sum("fetch_fragment(cb1_at" in line for line in lines[inside:freed]) == 2
+    assert any("fetch_fragment(cb1_at" in line for line in lines[inside:freed])
     assert all("fetch_fragment(cb1_at" not in line for line in lines[freed:])
 
 
@@ -172,25 +125,9 @@ def test_a_slot_is_not_free_while_a_product_reads_another_tile_of_it() -> None:
     assert body.index("products_wait<0>()") < body.index("barrier_arrive(empty_left_right_line1")
 
 
-@pytest.mark.parametrize(
-    ("form", "message"),
-    [
-        (LinearForm(1, 1, 64, 80, 64), "linear attention of 80 and 64 columns: both must be multiples of 64"),
-        (LinearForm(1, 1, 64, 64, Sym("E")), "columns of V: E is not known when the kernel is built"),  # type: ignore[arg-type]
-    ],
-)
-def test_widths_without_a_kernel_are_refused(form: LinearForm, message: str, tmp_path: Path) -> None:
-    with pytest.raises(CudaError, match=message):
-        compile_linear_attention(linear_operands(form), label="Kernel", cache_directory=tmp_path)
-
-
 def test_chunks_that_tiles_do_not_divide_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CudaError, match="chunks of 96 steps: a multiple of 64 is needed"):
         compile_chunk_scan(scan_operands(ScanForm(1, 96, 1, 64, 64, 96)), label="Kernel", cache_directory=tmp_path)
-
-
-def linear_kernel(form: LinearForm, cache: Path) -> CudaKernel:
-    return compile_linear_attention(linear_operands(form), label="Kernel", cache_directory=cache)
 
 
 def scan_kernel(form: ScanForm, cache: Path) -> CudaKernel:
@@ -198,41 +135,14 @@ def scan_kernel(form: ScanForm, cache: Path) -> CudaKernel:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("form", [PLAIN, LinearForm(2, 4, 4096, 64, 64, F16), MAMBA], ids=["128", "64", "mamba"])
-def test_machine_code_and_resources(form: LinearForm | ScanForm, object_cache: Path, tmp_path: Path) -> None:
+def test_machine_code_and_resources(object_cache: Path, tmp_path: Path) -> None:
     pytest.importorskip("nvidia", reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
-    kernel = linear_kernel(form, object_cache) if isinstance(form, LinearForm) else scan_kernel(form, object_cache)
+    kernel = scan_kernel(MAMBA, object_cache)
     assert (kernel.cubin.report.spills, kernel.cubin.report.stack) == (0, 0)
-    assert kernel.plan.shared_bytes <= kernel.plan.profile.shared_bytes
+    assert plan_of(kernel).blocks * (kernel.plan.shared_bytes + 1024) <= kernel.plan.profile.shared_bytes + 1024
     found = disassemble(kernel.cubin.image, tmp_path)
-    assert {"HGMMA", "UTMALDG", "UTMASTG", "SYNCS"} <= set(found)
+    assert {"HGMMA", "LDSM", "UTMALDG", "UTMASTG", "SYNCS"} <= set(found)
     assert not {"LDL", "STL", "HMMA"} & set(found)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "form",
-    [
-        LinearForm(2, 3, 200, 64, 64),
-        LinearForm(1, 2, 77, 128, 128, F16),
-        LinearForm(20, 8, 1000, 128, 128, steps_first=True),
-        LinearForm(3, 2, Sym("S"), 64, 128, F16, steps_first=True),
-        LinearForm(2, 2, 130, 128, 64),
-        LinearForm(1, 140, 65, 64, 256),
-        LinearForm(1, 1, 1, 256, 64, F16),
-    ],
-)
-def test_linear_attention(form: LinearForm, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    steps = form.steps if isinstance(form.steps, int) else 321
-    kind = getattr(torch, TYPES[form.dtype])
-    inner = (steps, form.heads) if form.steps_first else (form.heads, steps)
-    found = {name: torch.randn(form.batch, *inner, columns, device="cuda").to(kind)
-             for name, columns in (("q", form.depth), ("k", form.depth), ("v", form.width))}  # fmt: skip
-    found["o"] = torch.full_like(found["v"], float("nan"))
-    Launcher(linear_kernel(form, tmp_path))(found, stream=torch.cuda.current_stream().cuda_stream)
-    q, k, v, o = (found[name].double().transpose(1, 2) if form.steps_first else found[name].double() for name in "qkvo")
-    assert error(o, (q @ k.mT).tril() @ v) < TOLERANCE[form.dtype] * 1.5  # three roundings in a row
 
 
 @pytest.mark.gpu
@@ -244,6 +154,7 @@ def test_linear_attention(form: LinearForm, tmp_path: Path) -> None:
         ScanForm(2, 100, 3, 128, 128, 64, decays=F32),
         ScanForm(1, 257, 40, 64, 128, 256, dtype=BF16, decays=F32),
         ScanForm(3, 768, 80, 64, 128, 256),
+        ScanForm(1, 192, 2, 128, 64, 192, decays=BF16, dtype=BF16),
     ],
 )
 def test_chunk_scan(form: ScanForm, tmp_path: Path) -> None:
@@ -253,7 +164,7 @@ def test_chunk_scan(form: ScanForm, tmp_path: Path) -> None:
     found["o"] = torch.full_like(found["x"], float("nan"))
     Launcher(scan_kernel(form, tmp_path))(found, stream=torch.cuda.current_stream().cuda_stream)
     expected = exact_scan(form, {name: array.double().cpu().numpy() for name, array in found.items() if name != "o"})
-    assert error(found["o"].cpu(), torch.tensor(expected)) < TOLERANCE[form.dtype] * 1.5
+    assert error(found["o"].cpu(), torch.tensor(expected)) < TOLERANCE[form.dtype]
 
 
 @pytest.mark.gpu

@@ -1,0 +1,109 @@
+"""Recurrences that are linear attention: a state to which each step adds one outer product, read out by one sum.
+
+Comes in: a `ScanSpec`. Goes out: the operands of `library.linear_attention`, which takes steps in chunks: since
+S[t] = S[c] + Σ_{c < s ≤ t} k[s] v[s]ᵀ, q[t]ᵀ S[t] is q[t]ᵀ S[c] plus the sum of (q[t] · k[s]) v[s] inside the chunk.
+Terms and factors of the spec's programs are told apart by what they depend on; a spec that has any other is refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Load, Op, Var, loads, rewrite, variables
+from tilecore.contract.spec import Cell, Result, ScanSpec, State, Total, View
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.values import HALVES
+from tilecore.library.epilogue import Epilogue, Start
+
+Item = TypeVar("Item")
+KINDS = "CUDA kernels have recurrences of one state S += k vᵀ, read out by one sum over q · S"
+
+
+def linear_operands(spec: ScanSpec) -> dict[str, Any]:
+    """Operands by parameter. CudaError for any other recurrence, with what was found."""
+    state, total = _only(spec.states, "states"), _only(spec.totals, "sums")
+    column = spec.column
+    if column is None or len(state.axes) != 2 or state.axes[1] != column or spec.reads:
+        raise CudaError(f"a state over {', '.join(map(str, state.axes))}: {KINDS}")
+    key, value = _added(spec, state)
+    query, inclusive = _read_out(spec, state, total)
+    return {
+        "Q": _view("Q", query, spec, total.over),
+        "K": _view("K", key, spec, state.axes[0]),
+        "V": _view("V", value, spec, column),
+        "outputs": tuple(result.place for result in spec.outputs),
+        "start": Start((spec.group, *state.axes), state.initial),
+        "inclusive": inclusive,
+        "results": tuple(_result(spec, state, total, result) for result in spec.outputs),
+    }
+
+
+def _only(items: Sequence[Item], what: str) -> Item:
+    if len(items) != 1:
+        raise CudaError(f"a recurrence of {len(items)} {what}: {KINDS}")
+    return items[0]
+
+
+def _added(spec: ScanSpec, state: State) -> tuple[Expr, Expr]:
+    """(k, v) where the new state is the old one plus k · v."""
+    old = Load(state.cell, (spec.group, *state.axes))
+    others = [term for term in _parts(state.update, "add") if term != old]
+    if len(others) != 1 or len(list(_parts(state.update, "add"))) != 2:
+        raise CudaError(f"a state that becomes {state.update}: {KINDS}; decays and other terms have no kernel yet")
+    row, column = state.axes
+    factors = list(_parts(others[0], "mul"))
+    sides = [[factor for factor in factors if axis in variables(factor)] for axis in (row, column)]
+    keys, values = sides
+    if len(factors) != 2 or len(keys) != 1 or len(values) != 1 or keys == values or _cells(others[0]):
+        raise CudaError(f"a state to which {others[0]} is added: {KINDS}")
+    return keys[0], values[0]
+
+
+def _read_out(spec: ScanSpec, state: State, total: Total) -> tuple[Expr, bool]:
+    """(q, whether a step reads what it has added itself)."""
+    factors = list(_parts(total.value, "mul"))
+    reads = {Load(cell, (spec.group, total.over, state.axes[1])): cell for cell in (state.new, state.cell)}
+    found = [factor for factor in factors if factor in reads]
+    others = [factor for factor in factors if factor not in reads]
+    column = state.axes[1]
+    plain = len(found) == 1 and len(others) == 1 and column not in variables(others[0]) and not _cells(others[0])
+    if total.kind != "sum" or total.axes != (column,) or not plain or total.over.extent != state.axes[0].extent:
+        raise CudaError(f"a {total.kind} of {total.value} over {total.over}: {KINDS}")
+    return others[0], found[0].source == state.new  # type: ignore[union-attr]
+
+
+def _result(spec: ScanSpec, state: State, total: Total, result: Result) -> tuple[bool, Epilogue]:
+    """(whether every step has it, its program over what is read out, or over the last state)."""
+    acc = Var("acc", DType.F32)
+    axes = result.place.axes
+    stepwise = spec.time in axes
+    if stepwise and axes == (spec.group, spec.time, spec.column):
+        source: Expr = Load(total.cell, (spec.group, total.axes[0]))
+    elif not stepwise and len(axes) == 3 and (axes[0], axes[2]) == (spec.group, spec.column):
+        source = Load(state.cell, axes)
+    else:
+        raise CudaError(f"output {result.place.name} over {', '.join(map(str, axes))}: {KINDS}")
+    value = rewrite(result.value, lambda node: acc if node == source else None)
+    if _cells(value):
+        raise CudaError(f"output {result.place.name} is {result.value}, which reads more than {source}: {KINDS}")
+    return stepwise, Epilogue((acc,), Result(result.place, value))
+
+
+def _view(name: str, value: Expr, spec: ScanSpec, axis: Var) -> View:
+    """16-bit elements as they lie in memory; the products widen them."""
+    if isinstance(value, Op) and value.name == "cast" and value.dtype is DType.F32 and value.args[0].dtype in HALVES:
+        value = value.args[0]
+    return View(name, (spec.group, spec.time, axis), value)
+
+
+def _parts(expr: Expr, name: str) -> Iterator[Expr]:
+    """Terms of a sum, or factors of a product."""
+    if isinstance(expr, Op) and expr.name == name:
+        for arg in expr.args:
+            yield from _parts(arg, name)
+    else:
+        yield expr
+
+
+def _cells(expr: Expr) -> bool:
+    return any(isinstance(load.source, Cell) for load in loads(expr))
