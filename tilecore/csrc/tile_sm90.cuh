@@ -85,6 +85,9 @@ TILE_FN float exchange_read(u32 address) {
 // ---- tensor copies: coordinates innermost first ----
 #define TILE_LOAD "cp.async.bulk.tensor."
 #define TILE_LOAD_TAIL ".shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {"
+TILE_FN void load_tile(u32 to, const TensorMap* map, u32 barrier, int a) {
+  asm volatile(TILE_LOAD "1d" TILE_LOAD_TAIL "%3}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(a) : "memory");
+}
 TILE_FN void load_tile(u32 to, const TensorMap* map, u32 barrier, int a, int b) {
   asm volatile(TILE_LOAD "2d" TILE_LOAD_TAIL "%3,%4}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(a), "r"(b)
                : "memory");
