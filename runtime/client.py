@@ -4,7 +4,7 @@ In: the address of a server, such as `localhost:8001`, of TileFuse or any other 
 Invariant: what the server refuses is raised as `ClientError` with the server's own words.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -135,13 +135,69 @@ class Client:
             request.outputs.add(name=name)
         return _read(self._call(self._stub.ModelInfer, request))
 
+    def generate(
+        self,
+        model: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        version: str = "",
+        timeout: float | None = None,
+    ) -> Generator[int]:
+        """Yield the tokens of a model's answer as they come; closing the iterator ends the answer.
+
+        With a `temperature` of 0 the likeliest token is taken. The whole answer may take `timeout` seconds; None: any.
+
+        Raises:
+            ClientError: the server refused the request, failed in the middle, or the model does not generate.
+        """
+        request = pb.ModelInferRequest(model_name=model, model_version=version)
+        request.inputs.add(name="input_ids", datatype="INT64", shape=[1, len(prompt)])
+        request.raw_input_contents.append(np.array(prompt, dtype=np.int64).tobytes())
+        parameters = request.parameters
+        for key, number in (("max_tokens", max_tokens), ("top_k", top_k or None)):
+            if number is not None:
+                parameters[key].int64_param = number
+        if seed is not None:
+            parameters["seed"].uint64_param = seed
+        parameters["temperature"].double_param = temperature
+        parameters["top_p"].double_param = top_p
+        parameters["ignore_eos"].bool_param = ignore_eos
+        if stop_token_ids:
+            parameters["stop_token_ids"].string_param = ",".join(map(str, stop_token_ids))
+        yield from self._tokens(request, timeout)
+
+    def _tokens(self, request: pb.ModelInferRequest, timeout: float | None) -> Generator[int]:
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout)
+        try:
+            for message in call:
+                if message.error_message:
+                    raise ClientError(message.error_message)
+                outputs = _read(message.infer_response)
+                if "token_ids" not in outputs:
+                    raise ClientError(f"model {request.model_name} does not generate tokens")
+                yield int(outputs["token_ids"][0, 0])
+        except grpc.RpcError as error:
+            raise self._refusal(error) from error
+        finally:
+            call.cancel()
+
     def _call(self, method: Any, request: Any) -> Any:
         try:
             return method(request, timeout=self._timeout)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise ClientError(f"no server answers at {self._url}: {error.details()}") from error
-            raise ClientError(f"{error.code().name}: {error.details()}") from error
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: Any) -> ClientError:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            return ClientError(f"no server answers at {self._url}: {error.details()}")
+        return ClientError(f"{error.code().name}: {error.details()}")
 
 
 def random_inputs(info: ModelInfo, *, seed: int = 0) -> dict[str, Array]:

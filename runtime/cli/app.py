@@ -266,6 +266,49 @@ def infer_command(
         print_outputs(Console(), outputs)
 
 
+@app.command("generate")
+def generate_command(
+    url: Annotated[str, typer.Argument(metavar="URL", help="HOST:PORT of the server.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    prompt: Annotated[str, typer.Argument(metavar="TOKENS", help="The prompt: tokens with commas between.")],
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens; else as the server says.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Choose among so many; 0: among all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Choose among the likeliest with this share together.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Makes the choice the same every time.")] = None,
+    stop: Annotated[str, typer.Option(metavar="TOKENS", help="Tokens that end the answer.")] = "",
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end tokens.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Have a server continue a prompt of tokens, and print each token as it comes."""
+    with Client(url) as client:
+        tokens = client.generate(
+            model,
+            _read_tokens(prompt, "TOKENS"),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_token_ids=_read_tokens(stop, "--stop"),
+            ignore_eos=ignore_eos,
+        )
+        if as_json:
+            _print_json({"model": model, "tokens": list(tokens)})
+            return
+        for token in tokens:
+            print(token, end=" ", flush=True)
+        print()
+
+
+def _read_tokens(text: str, name: str) -> list[int]:
+    """Tokens with commas or spaces between. BadParameter: it is something else."""
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of tokens such as 1,2,3", param_hint=name) from None
+
+
 @app.command("demo")
 def demo_command() -> None:
     """Fuse, verify, time, serve and query a sentence encoder."""

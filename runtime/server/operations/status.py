@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.server.budget import Budget
+from runtime.server.generation.engine import Engine
 from runtime.server.operations.metrics import CONTENT_TYPE, Metrics
 from runtime.server.repository import Repository
 from runtime.server.statistics import BUCKETS_MS
@@ -94,7 +95,7 @@ def describe_status(repository: Repository, budget: Budget) -> dict[str, Any]:
             row |= {
                 "notes": [*row["notes"], *model.notes],
                 "fused": model.fused,
-                "waiting": model.scheduler.waiting,
+                "waiting": model.waiting,
                 "running": model.usage.count,
                 "success": totals.success,
                 "failure": totals.failure,
@@ -103,11 +104,28 @@ def describe_status(repository: Repository, budget: Budget) -> dict[str, Any]:
                 "mean_ms": totals.request_ns / 1e6 / totals.success if totals.success else None,
                 "latencies": totals.latencies,
             }
+            if model.engine is not None:
+                row["generation"] = _describe_generation(model.engine)
         rows.append(row)
     return {
         "in_flight": {"requests": budget.requests, "bytes": budget.bytes},
         "buckets_ms": BUCKETS_MS,
         "models": rows,
+    }
+
+
+def _describe_generation(engine: Engine) -> dict[str, Any]:
+    totals = engine.counters.totals()
+    first, between = totals.first, totals.between
+    return {
+        "streams": engine.active,
+        "kept": engine.kept,
+        "tokens": totals.tokens,
+        "rows_per_step": totals.step_rows / totals.steps if totals.steps else None,
+        "cache_bytes": engine.reserved_bytes,
+        "cache_limit": engine.settings.cache_bytes,
+        "first_ms": first.ns / 1e6 / sum(first.counts) if any(first.counts) else None,
+        "token_ms": between.ns / 1e6 / sum(between.counts) if any(between.counts) else None,
     }
 
 
