@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,9 +142,10 @@ def resident(process: int) -> int:
     return int(found[1]) * 1024
 
 
-def start_server(folder: Path) -> tuple[subprocess.Popen[str], str]:
+def start_server(folder: Path, *, models: Sequence[str] = ("padded", "plain")) -> tuple[subprocess.Popen[str], str]:
     """A server on a free port, once it is ready."""
-    flags = ["--port", "0", "--model-control-mode", "explicit", "--load-model", "padded", "--load-model", "plain"]
+    flags = ["--port", "0", "--model-control-mode", "explicit"]
+    flags += [flag for model in models for flag in ("--load-model", model)]
     command = [sys.executable, "-m", "runtime.cli", "serve", str(folder), *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     url = ""

@@ -21,6 +21,9 @@ from runtime.server.settings import Generation, Settings
 from runtime.server.statistics import Statistics
 from runtime.server.warmup import warm_up
 
+LEAST_WORTH = 4 * 2**20
+"""Bytes that padding may take even where the weights have fewer: a run costs more than reading them."""
+
 
 @dataclass(frozen=True)
 class Loader:
@@ -141,5 +144,5 @@ def _engine(model: Model, path: Path) -> Engine | None:
         abilities,
         settings=settings,
         statistics=model.statistics,
-        weight_bytes=sum(file.stat().st_size for file in files),
+        weight_bytes=max(LEAST_WORTH, sum(file.stat().st_size for file in files)),
     )
