@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ import pytest
 from generating_models import Listener, answer_alone, last_logits, open_session, start_engine, tensors
 
 from models import decoder
+from runtime.compile import optimize
+from runtime.options import Options
 from runtime.server.errors import ExhaustedError, InvalidRequestError, TimedOutError
 from runtime.server.generation.decoder import NotADecoderError, recognise
 from runtime.server.generation.sampling import Sampling
 from runtime.server.generation.streams import Sequence
 from runtime.server.settings import Generation
+from runtime.session import load
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"style": "llama"},
@@ -158,6 +162,95 @@ def test_a_cancelled_job_is_gone_at_the_next_step(sessions: dict[str, ort.Infere
     assert engine.reserved_bytes == engine.active == 0
 
 
+class Cancelling(frozenset[int]):
+    """Stop tokens; looking whether a token is among them does something else first."""
+
+    act: Any = None
+
+    def __contains__(self, token: object) -> bool:
+        self.act()
+        return True
+
+
+def test_a_job_that_is_cancelled_as_it_finishes_is_not_kept(sessions: dict[str, ort.InferenceSession]) -> None:
+    engine = start_engine(sessions["llama"])
+    listener = Listener(engine)
+    stops, ended = Cancelling(), threading.Event()
+    job = listener.job([1], 5, sequence=Sequence(ended=ended.set), keep=True, stops=stops)
+
+    def end_call() -> None:
+        engine.cancel(job)
+        engine.let_go(job.sequence)
+
+    stops.act = end_call
+    engine.submit(job)
+    wait_until(ended.is_set)
+    assert engine.kept == engine.reserved_bytes == 0
+
+
+def cast_caches(model: onnx.ModelProto, kind: int) -> onnx.ModelProto:
+    """The model with caches of another element type, which it computes with in float32."""
+    for value in (*model.graph.input, *model.graph.output):
+        if not value.name.startswith(("past", "present")):
+            continue
+        value.type.tensor_type.elem_type = kind
+        name, inner = value.name, f"{value.name}.f32"
+        outwards = name.startswith("present")
+        for node in model.graph.node:
+            node.input[:] = [inner if one == name else one for one in node.input]
+            node.output[:] = [inner if one == name else one for one in node.output]
+        ends = (inner, name, kind) if outwards else (name, inner, onnx.TensorProto.FLOAT)
+        cast = onnx.helper.make_node("Cast", [ends[0]], [ends[1]], to=ends[2])
+        model.graph.node.insert(len(model.graph.node) if outwards else 0, cast)
+    return model
+
+
+@pytest.mark.parametrize("kind", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE])
+def test_caches_of_other_types(kind: int) -> None:
+    """Alone and together, streams have the same logits; those of double are the float32 model's."""
+    model = cast_caches(decoder.model(style="gpt2"), kind)
+    engine = start_engine(open_session(model), weight_bytes=2**20)
+    assert engine.abilities.rows
+    assert engine.abilities.padding
+    asked = prompts(5)
+    alone = []
+    for prompt in asked:
+        listener = Listener(engine)
+        job = listener.submit(prompt, 8, logits=True)
+        listener.take_all(job)
+        alone.append(listener.logits[job][0])
+    listener = Listener(engine)
+    jobs = [listener.submit(prompt, 8, logits=True) for prompt in asked]
+    listener.take_all(*jobs)
+    for job, expected in zip(jobs, alone, strict=True):
+        np.testing.assert_allclose(listener.logits[job][0], expected, rtol=1e-3, atol=1e-3)
+    if kind == onnx.TensorProto.DOUBLE:
+        plain = open_session(decoder.model(style="gpt2"))
+        for job, prompt in zip(jobs, asked, strict=True):
+            assert listener.tokens[job] == answer_alone(plain, prompt, 8)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("style", ["llama", "gpt2"])
+def test_a_fused_decoder_generates_what_the_plain_one_does(style: Any, tmp_path: Path) -> None:
+    path = decoder.build(tmp_path / "decoder.onnx", style=style)
+    optimize(
+        path,
+        tmp_path / "fused.onnx",
+        options=Options(cache=tmp_path / "cache"),
+        progress=lambda stage: None,
+        verify=True,
+    )
+    fused, plain = load(tmp_path / "fused.onnx", threads=1), open_session(decoder.model(style=style))
+    engine = start_engine(fused, weight_bytes=2**20, prefill=16)
+    assert engine.abilities.padding
+    listener = Listener(engine)
+    jobs = {listener.submit(prompt, 10): prompt for prompt in prompts(8)}
+    listener.take_all(*jobs)
+    for job, prompt in jobs.items():
+        assert listener.tokens[job] == answer_alone(plain, prompt, 10)
+
+
 def test_a_slow_client_pauses_only_its_own_stream(sessions: dict[str, ort.InferenceSession]) -> None:
     session = sessions["gpt2"]
     engine = start_engine(session, weight_bytes=2**20)
@@ -187,7 +280,7 @@ def test_caches_stay_within_their_bytes(sessions: dict[str, ort.InferenceSession
         listener.take()
         most = max(most, engine.active)
         assert engine.reserved_bytes <= 2 * 40 * 256
-    assert most == 2
+    assert most <= 2
     for at, job in enumerate(jobs):
         assert listener.tokens[job] == answer_alone(session, [at], 39)
     assert engine.counters.totals().step_rows > engine.counters.totals().steps

@@ -164,7 +164,7 @@ class Engine:
         job.over = True
         sequence = job.sequence
         sequence.busy = False
-        if not keep or self._retired:
+        if not keep or job.cancelled or self._retired:
             self._let_go(sequence)
             return
         size = sequence.tokens * self.decoder.token_bytes
