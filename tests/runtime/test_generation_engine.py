@@ -231,17 +231,12 @@ def test_caches_of_other_types(kind: int) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("style", ["llama", "gpt2"])
-def test_a_fused_decoder_generates_what_the_plain_one_does(style: Any, tmp_path: Path) -> None:
-    path = decoder.build(tmp_path / "decoder.onnx", style=style)
-    optimize(
-        path,
-        tmp_path / "fused.onnx",
-        options=Options(cache=tmp_path / "cache"),
-        progress=lambda stage: None,
-        verify=True,
-    )
-    fused, plain = load(tmp_path / "fused.onnx", threads=1), open_session(decoder.model(style=style))
+def test_a_fused_decoder_generates_what_the_plain_one_does(tmp_path: Path) -> None:
+    path = decoder.build(tmp_path / "decoder.onnx", size=decoder.Size(layers=1))
+    options = Options(cache=tmp_path / "cache")
+    report = optimize(path, tmp_path / "fused.onnx", options=options, progress=lambda stage: None, verify=False)
+    assert any(region.kind == "attention" for region in report.regions)
+    fused, plain = load(tmp_path / "fused.onnx", threads=1), open_session(onnx.load(path))
     engine = start_engine(fused, weight_bytes=2**20, prefill=16)
     assert engine.abilities.padding
     listener = Listener(engine)
