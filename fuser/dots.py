@@ -265,8 +265,11 @@ def _qlinear_matmul(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     left, right = found[0], found[3]
 
     def finish(acc: Expr, o: Index, at: At) -> Expr:
-        left_scale = _spread(at, found[1], shapes, o[-2:-1])
-        scale = left_scale * _spread(at, found[4], shapes, o[-1:]) / _spread(at, found[6], shapes, o[-2:-1])
+        places = ((1, o[-2:-1]), (4, o[-1:]), (6, o[-2:-1]))
+        left_scale, right_scale, out_scale = (
+            cast(_spread(at, found[position], shapes, place), DType.F32) for position, place in places
+        )
+        scale = left_scale * right_scale / out_scale
         return requantized(cast(acc, DType.F32) * scale, _spread(at, found[7], shapes, o[-2:-1]), dtype)
 
     plain = _matmul_of(node, shapes, left, right, finish)

@@ -393,5 +393,8 @@ def _wide(extent: Expr) -> bool:
 def cell_of(name: str, dtype: DType, shape: Shape) -> Cell:
     """A cell of whole tensors. LiftError for types that a step does not compute in."""
     if dtype is not DType.F32:
-        raise LiftError(f"it carries or sums {dtype}; recurrences are computed in f32")
+        raise LiftError(
+            f"it carries or sums {dtype}; recurrences are computed in f32",
+            advice="nothing to do for integers, such as positions: ONNX Runtime sums them; cast other types to float32",
+        )
     return Cell(name, dtype, shape)

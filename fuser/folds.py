@@ -97,7 +97,11 @@ def _cumulative(node: ir.Node, cuts: Cuts, number: int) -> Fold:
     source, axis_of = node.inputs[:2]
     where = None if axis_of is None else content_of(axis_of, cuts.shapes)
     if source is None or where is None or len(where) != 1 or not isinstance(where[0], Const):
-        raise LiftError("the axis along which it sums is known at run time only: make it a constant", node=node)
+        raise LiftError(
+            "the axis along which it sums is known at run time only",
+            node=node,
+            advice="make the axis a constant of the model",
+        )
     shape = shape_of(source, cuts.shapes)
     axis = int(where[0].value) % len(shape)
     time = Var("t", extent=shape[axis])

@@ -79,7 +79,9 @@ def _given(values: Sequence[ir.Value | None], node: ir.Node) -> tuple[ir.Value, 
 
 def _scan(node: ir.Node, cuts: Cuts) -> Iteration:
     if cuts.opset < 9:
-        raise LiftError("Scan before opset 9 has a batch axis and lengths; convert the model to a newer opset")
+        raise LiftError(
+            "Scan before opset 9 has a batch axis and lengths", advice="convert the model to opset 9 or newer"
+        )
     body = _graph(node)
     scanned = int(attribute(node, "num_scan_inputs"))
     states = len(body.inputs) - scanned
@@ -118,9 +120,15 @@ def _loop(node: ir.Node, cuts: Cuts) -> Iteration:
     count, condition, *initial = node.inputs
     trips = None if count is None else content_of(count, cuts.shapes)
     if trips is None or len(trips) != 1:
-        raise LiftError("how often the loop runs is known at run time only: make it a dim of an input or a number")
+        raise LiftError(
+            "how often the loop runs is known at run time only",
+            advice="make the number of steps a dim of an input or a constant, as in a loop over time",
+        )
     if not (_is_true(condition, cuts) or condition is None) or not _is_true(body.outputs[0], cuts, body.inputs[1]):
-        raise LiftError("the loop may end early: its condition is computed in the body")
+        raise LiftError(
+            "the loop may end early: its condition is computed in the body",
+            advice="nothing to do for a search that ends early; a loop over time needs a condition that is always true",
+        )
     time = Var("t", extent=trips[0])
     counter, keep_going, *before = body.inputs
 

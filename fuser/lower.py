@@ -36,7 +36,9 @@ class Draft:
 def result(cuts: Cuts, value: ir.Value, axes: Sequence[Var], index: Index, program: Expr) -> Result:
     """The result that stores `program` as element `index` of `value`, for every element `axes` of the region."""
     if not index:
-        raise LiftError(f"{value.name!r} is a single number")
+        raise LiftError(
+            f"{value.name!r} is a single number", advice="nothing to do: a single number is not worth a kernel"
+        )
     return Result(Place(cuts.tensor(value), tuple(axes), index), program)
 
 

@@ -49,10 +49,20 @@ def dequantize(e: Element) -> Expr:
     value = e.read(0, e.index)
     if value.dtype not in INTEGERS:
         raise e.error(f"{value.dtype} is not an integer of at most 32 bits")
-    zero = e.read(2, where) if e.has(2) else None
+    zero = _zero_of(e, where)
     real = cast(level(value, zero), DType.F32) * cast(scale, DType.F32)
     code = e.attribute("output_dtype", 0)
     return cast(real, _named(e, int(code)) if code else scale.dtype)
+
+
+def _zero_of(e: Element, where: Index) -> Expr | None:
+    """The zero point beside the scale at `where`, or the only one, whatever its rank."""
+    if not e.has(2):
+        return None
+    shape = e.shape(2)
+    if len(shape) != len(where) and not all(dim == ONE for dim in shape):
+        raise e.error(f"its zero point has {len(shape)} axes and its scale has {len(where)}")
+    return e.read(2, where if len(shape) == len(where) else tuple(ZERO for _ in shape))
 
 
 def quantize(e: Element) -> Expr:
@@ -64,7 +74,7 @@ def quantize(e: Element) -> Expr:
         raise e.error("a division in another precision than f32 has no rule")
     where = _parameter_index(e)
     scale = cast(e.read(1, where), DType.F32)
-    zero = e.read(2, where) if e.has(2) else None
+    zero = _zero_of(e, where)
     return requantized(cast(e.read(0, e.index), DType.F32) / scale, zero, target)
 
 

@@ -45,6 +45,8 @@ def save(model: ir.Model, path: Path) -> None:
             _write(streamed, new_data)
         for value, tensor in kept.items():
             value.const_value = tensor
+        for value in loose:
+            value.const_value = _in_memory(value.const_value)
         for place in streamed:
             value = place.value
             value.const_value = _reference(value, data.name, place.offset, place.length, path.parent)
@@ -65,13 +67,20 @@ def _has_external(values: list[ir.Value]) -> bool:
     return any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
 
 
+def _in_memory(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol | None:
+    """A small tensor of an external file as one of the model file: runtimes read shapes only there."""
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > SMALL:
+        return tensor
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
+
+
 def _size(value: ir.Value) -> int:
     return 0 if value.const_value is None else value.const_value.nbytes
 
 
 def _kept(tensor: ir.TensorProtocol | None, path: Path, data: Path) -> ir.ExternalTensor | None:
     """A reference to where an external weight is already, if that is below the output's folder and stays there."""
-    if not isinstance(tensor, ir.ExternalTensor):
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes <= SMALL:
         return None
     file = Path(tensor.path).resolve()
     folder = path.parent.resolve()

@@ -26,25 +26,43 @@ from fuser.unfused import work_of
 from fuser.unrolled import Unrolled, unrolled
 from fuser.worth import EVERYTHING, CostModel, misread
 
-LEFT_ALONE: dict[tuple[str, str], tuple[str, str]] = {  # operators worth fusing that no finder knows: kind and reason
+STAYS = "nothing to do in the model: ONNX Runtime runs it, and regions end before it"
+LEFT_ALONE: dict[tuple[str, str], tuple[str, str, str]] = {
+    # operators worth fusing that no finder knows: kind, reason and advice
     **{
-        ("com.microsoft", name): ("contraction", f"{name} needs the range of its whole input before its first product")
+        ("com.microsoft", name): (
+            "contraction",
+            f"{name} needs the range of its whole input before its first product",
+            "quantise activations with fixed scales (QuantizeLinear, DequantizeLinear)",
+        )
         for name in ("QAttention", "DynamicQuantizeMatMul")
     },
     ("com.microsoft", "GatherBlockQuantized"): (
         "row",
         "GatherBlockQuantized reads a few rows of a packed table: there is no work to share with a neighbour",
+        STAYS,
     ),
     ("com.microsoft", "QLinearSoftmax"): (
         "row",
         "QLinearSoftmax looks exponentials up in a table of rounded integers, which is no softmax of real numbers",
+        "keep Softmax in floats between DequantizeLinear and QuantizeLinear",
     ),
     ("", "DynamicQuantizeLinear"): (
         "row",
         "DynamicQuantizeLinear needs the range of its whole input before its first level; regions see single rows",
+        "quantise activations with fixed scales (QuantizeLinear, DequantizeLinear)",
+    ),
+    ("", "TensorScatter"): (
+        "row",
+        "TensorScatter writes new entries into a cache, and a region would copy the whole cache",
+        "nothing to do in the model: bind one buffer to the cache before and after, and ONNX Runtime writes in place",
     ),
     **{
-        ("", name): ("row", f"{name} has no translation into a row program")
+        ("", name): ("row", f"{name} writes a few elements, and a region would copy all the others", STAYS)
+        for name in ("ScatterElements", "ScatterND", "Scatter")
+    },
+    **{
+        ("", name): ("row", f"{name} gives places rather than values: it has no translation into a row program", STAYS)
         for name in ("ArgMax", "ArgMin", "TopK", "Hardmax")
     },
 }
@@ -79,15 +97,27 @@ class _Scan:
     cost: CostModel
     regions: list[Region] = field(default_factory=list[Region])
     misses: dict[ir.Node, Miss] = field(default_factory=dict[ir.Node, Miss])
+    faults: dict[ir.Node, Miss] = field(default_factory=dict[ir.Node, Miss])  # of ours: they stay, whatever is found
 
     def lowered(self, draft: Draft) -> Region:
         """The region of a draft. LiftError when there is none."""
         return replace(lower(draft, self.cuts, self.place.inputs), body=self.place.body)
 
+    def drafted(self, kind: str, node: ir.Node, find: Callable[[], Draft | None]) -> Draft | None:
+        """What `find` drafts. Anything but a LiftError is a fault of ours: a miss says so, and the search goes on."""
+        try:
+            return find()
+        except LiftError:
+            raise
+        except Exception as error:  # one rule that is wrong must not cost the whole model
+            fault = LiftError(f"a fault of TileFuse: {type(error).__name__}: {error}", advice="please report the model")
+            self.faults[node] = replace(_miss(kind, node, fault), body=self.place.body)
+            raise fault from error
+
     def attempt(self, kind: str, node: ir.Node, find: Callable[[], Draft | None]) -> None:
         """Take the region that `find` drafts, or note why there is none."""
         try:
-            draft = find()
+            draft = self.drafted(kind, node, find)
             if draft is None:
                 return
             with stage(f"{draft.label}: the whole program was found"):
@@ -124,7 +154,9 @@ class _Scan:
                 del self.misses[taken]
 
     def miss(self, kind: str, node: ir.Node, error: LiftError) -> None:
-        """Note a miss; the first kind that was tried says most."""
+        """Note a miss; the first kind that was tried says most, and a fault more than any."""
+        if node in self.faults:
+            return
         self.misses.setdefault(node, replace(_miss(kind, node, error), body=self.place.body))
 
 
@@ -153,6 +185,7 @@ def scan(model: ir.Model, shapes: Shapes, cost: CostModel = EVERYTHING) -> tuple
         fused = {node for region in found if region.kind == attention.KIND for node in region.nodes}
         regions += found
         misses += [miss for node, miss in state.misses.items() if node not in fused]
+        misses += state.faults.values()
         for node in state.cuts.remains.nodes:
             for name, inner in bodies(node) if _free(state, node) else ():
                 body = f"{place.body}/{name_of(node).lstrip('/')}.{name}"
@@ -172,8 +205,8 @@ def _scan(place: _Place, opset: int, cost: CostModel) -> _Scan:
     for node in remains.nodes:
         domain = "" if node.domain == "ai.onnx" else node.domain
         if (domain, node.op_type) in LEFT_ALONE and not is_plumbing(node, shapes):
-            kind, reason = LEFT_ALONE[domain, node.op_type]
-            state.miss(kind, node, LiftError(reason, node=node))
+            kind, reason, advice = LEFT_ALONE[domain, node.op_type]
+            state.miss(kind, node, LiftError(reason, node=node, advice=advice))
     for found in unrolled(remains.nodes, shapes):
         state.miss("scan", found.last, _written_out(found))
     # the deepest structure first
@@ -218,7 +251,7 @@ def _recurrences(state: _Scan) -> None:
     for node in state.cuts.remains.nodes:
         if is_dot(node) and _free(state, node):
             try:
-                draft = folds.from_sum(node, state.cuts)
+                draft = state.drafted(recurrence.KIND, node, lambda node=node: folds.from_sum(node, state.cuts))
             except LiftError:  # then it is a contraction of its own
                 continue
             state.attempt(recurrence.KIND, node, lambda draft=draft: draft)
@@ -241,7 +274,7 @@ def _contractions(state: _Scan) -> None:
         family = families[contraction.origin_of(dot, state.cuts)]
         later = [other for other in family[family.index(dot) + 1 :] if _free(state, other.node)][:NEAR]
         joint = [lambda dot=dot: contraction.draft_of_slices(dot, state.cuts), *_siblings(state, dot, later)]
-        if not any(_merge(state, find) for find in joint):
+        if not any(_merge(state, dot.node, find) for find in joint):
             state.attempt(contraction.KIND, dot.node, lambda dot=dot: contraction.draft_alone(dot, state.cuts))
 
 
@@ -252,10 +285,10 @@ def _siblings(state: _Scan, dot: Dot, later: list[Dot]) -> list[Callable[[], Dra
     return [lambda count=count: contraction.draft_of(family[:count], state.cuts) for count in counts]
 
 
-def _merge(state: _Scan, find: Callable[[], Draft | None]) -> bool:
+def _merge(state: _Scan, node: ir.Node, find: Callable[[], Draft | None]) -> bool:
     """Take the region of several products that `find` drafts, if the cost model says that it pays."""
     try:
-        draft = find()
+        draft = state.drafted(contraction.KIND, node, find)
         region = None if draft is None else state.judged(state.lowered(draft))
     except LiftError:  # then each is a region of its own, and says why where it is not
         return False
@@ -279,7 +312,7 @@ def _joins(state: _Scan) -> None:
         peers = join.peers_of(node, state.cuts)
         for ends in ((node, *peers), (node,)) if peers else ((node,),):
             try:
-                draft = join.draft_of(ends, state.cuts)
+                draft = state.drafted(row.KIND, node, lambda ends=ends: join.draft_of(ends, state.cuts))
                 if draft is None or (len(ends) > 1 and _apart(state, draft)):
                     continue
             except LiftError:  # its parts may still be programs of their own
@@ -298,7 +331,7 @@ def _pointwise(state: _Scan) -> None:
     for node in state.cuts.remains.nodes:
         if is_pointwise(node) and _free(state, node) and not is_dot(node):
             try:
-                draft = row.from_pointwise(node, state.cuts)
+                draft = state.drafted(row.KIND, node, lambda node=node: row.from_pointwise(node, state.cuts))
             except LiftError:  # single pointwise nodes are not worth a word
                 continue
             state.attempt(row.KIND, node, lambda draft=draft: draft)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fuser.element import LiftError, attribute, content_of, shape_of
+from fuser.region import name_of
 from fuser.shapes import Shapes
 from tilecore.contract.expr import Const
 
@@ -101,7 +102,11 @@ def reduced_axes(node: ir.Node, shapes: Shapes, opset: int) -> tuple[int, ...]:
     if source is not None:
         content = content_of(source, shapes)
         if content is None or not all(isinstance(axis, Const) for axis in content):
-            raise LiftError(f"the axes of {node.op_type} {node.name!r} are computed at run time")
+            raise LiftError(
+                f"the axes that {node.op_type} {name_of(node)} reduces over are computed at run time",
+                node=node,
+                advice="make the axes a constant of the model",
+            )
         listed = [int(axis.value) for axis in content if isinstance(axis, Const)]
     if not listed:
         return () if int(attribute(node, "noop_with_empty_axes", 0)) and opset >= 13 else tuple(range(rank))

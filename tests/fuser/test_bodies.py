@@ -6,11 +6,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import helper
 from region_oracle import check_regions, scanned
 from test_rewrite import check_interface, fused
 
 from fuser.load import load
 from fuser.region import Region
+from fuser.scan import scan
 from fuser.shapes import infer
 from models.bodies import BODIES, flagged
 from models.catalogue import Entry
@@ -88,6 +90,36 @@ def test_a_decoder_in_a_branch_means_what_its_nodes_compute(tmp_path: Path) -> N
             feeds = entry.feeds(sizes)
             del feeds["use_cache"]
             check_regions(found, feeds)
+
+
+@pytest.mark.parametrize("name", ["merged_decoder", "looped_layers"])
+def test_bodies_in_functions_with_external_weights_fuse_as_they_do_without(name: str, tmp_path: Path) -> None:
+    """An If or Loop inside a model-local function, whose weights are inputs of the function and lie in a file."""
+    entry = next(entry for entry in BODIES if entry.name == name)
+    model = entry.build(dynamic=True)
+    plain = write(model, tmp_path / "plain.onnx")
+    graph = model.graph
+    weights = [tensor.name for tensor in graph.initializer]
+    given, made = [value.name for value in graph.input], [value.name for value in graph.output]
+    function = helper.make_function("local", "Whole", [*given, *weights], made, graph.node, model.opset_import)
+    del graph.node[:]
+    graph.node.append(helper.make_node("Whole", [*given, *weights], made, domain="local"))
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path, output = folder / "model.onnx", tmp_path / "fused.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="model.data", size_threshold=16)
+    assert (folder / "model.data").stat().st_size > 1000
+    found = [scan(loaded, infer(loaded))[0] for loaded in (load(plain), load(path))]
+    assert [len(regions) for regions in by_body(found[0]).values()] == [len(r) for r in by_body(found[1]).values()]
+    assert sum(region.kind == "contraction" for region in found[1]) > 1
+    fused(path, output)
+    onnx.checker.check_model(output)
+    for flag in (False, True):
+        feeds = flagged(entry.feeds(entry.sizes[0]), flag=flag)
+        for actual, expected in zip(run(output, feeds), run(plain, feeds), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_one_branch_needs_does_not_hold_in_the_other(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A miss says from where the search started, how far it got, what failed at which node, and what would help."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from region_oracle import scanned
 
+from fuser import row
 from fuser.coverage import coverage_of, workload_of
 from fuser.load import load
 from fuser.region import Miss
@@ -55,6 +57,82 @@ def test_every_field_is_filled(build: Build, tmp_path: Path) -> None:
     for miss in misses:
         for text in (miss.kind, miss.node, miss.reason, miss.op, miss.reached, miss.advice):
             assert text
+
+
+def reduced_by_data(g: GraphWriter) -> None:
+    x, axes = g.input("x", np.float32, ("b", 64)), g.input("axes", np.int64, (1,))
+    g.op("Relu", g.op("ReduceSum", x, axes), out="y")
+    g.output("y", np.float32, (None, None))
+
+
+def best_token(g: GraphWriter) -> None:
+    g.op("ArgMax", g.input("x", np.float32, ("b", 64)), axis=-1, out="y")
+    g.output("y", np.int64, ("b", 1))
+
+
+def static_cache(g: GraphWriter) -> None:
+    cache, new = (g.input(name, np.float32, ("b", 2, size, 8)) for name, size in (("cache", 16), ("new", 1)))
+    g.op("TensorScatter", cache, new, g.input("at", np.int64, ("b",)), out="y")
+    g.output("y", np.float32, ("b", 2, 16, 8))
+
+
+def written_elements(g: GraphWriter) -> None:
+    data, indices = g.input("data", np.float32, ("b", 8)), g.input("indices", np.int64, ("n", 1))
+    g.op("ScatterND", data, indices, g.input("updates", np.float32, ("n", 8)), out="y")
+    g.output("y", np.float32, ("b", 8))
+
+
+def open_loop(g: GraphWriter) -> None:
+    """As many steps as an input says."""
+
+    def body() -> None:
+        g.input("step", np.int64, ())
+        g.op("Identity", g.input("going", np.bool_, ()), out="goes_on")
+        g.op("Tanh", g.input("state", np.float32, ("b", 8)), out="next")
+        g.output("goes_on", np.bool_, ())
+        g.output("next", np.float32, ("b", 8))
+
+    steps, first = g.input("steps", np.int64, ()), g.input("first", np.float32, ("b", 8))
+    g.op("Loop", steps, "", first, out="y", body=g.body("body", body))
+    g.output("y", np.float32, ("b", 8))
+
+
+TOLD: dict[str, tuple[Build, str, str]] = {
+    "axes from data": (
+        reduced_by_data,
+        "the axes that ReduceSum .* are computed at run time",
+        "make the axes a constant",
+    ),
+    "a head": (best_token, "ArgMax gives places rather than values", "nothing to do in the model"),
+    "a static cache": (static_cache, "a region would copy the whole cache", "bind one buffer"),
+    "scattered updates": (written_elements, "ScatterND writes a few elements", "nothing to do in the model"),
+    "an open loop": (open_loop, "known at run time only", "a dim of an input or a constant"),
+}
+
+
+@pytest.mark.parametrize(("build", "reason", "advice"), TOLD.values(), ids=list(TOLD))
+def test_the_advice_is_for_what_failed(build: Build, reason: str, advice: str, tmp_path: Path) -> None:
+    g = GraphWriter(24 if build is static_cache else 17)
+    build(g)
+    (miss,) = scanned(g.finish(), tmp_path).misses
+    assert re.search(reason, miss.reason)
+    assert advice in miss.advice
+
+
+def test_a_rule_that_fails_costs_its_region_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise IndexError("tuple index out of range")
+
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, ("b", 64))
+    g.op("Relu", g.op("MatMul", g.op("Softmax", g.op("Exp", x)), g.normal((64, 8), std=1.0)), out="y")
+    g.output("y", np.float32, ("b", 8))
+    monkeypatch.setattr(row, "from_reduction", broken)
+    found = scanned(g.finish(), tmp_path)
+    assert [region.kind for region in found.regions if region.kind == "contraction"] == ["contraction"]
+    (miss,) = [miss for miss in found.misses if miss.op == "Softmax"]  # though another search may take the node
+    assert miss.reason == "a fault of TileFuse: IndexError: tuple index out of range"
+    assert miss.advice == "please report the model"
 
 
 def test_it_says_how_far_the_search_got(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ operators on integers, and judged by onnx.reference on the same inputs.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from region_oracle import check_regions, scanned
 
 from fuser.region import Region
 from fuser.scan import scan
 from fuser.shapes import infer
 from fuser.simplify import simplify
+from models.graph import GraphWriter
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.spec import AttentionSpec, ContractionSpec
@@ -223,3 +226,39 @@ def test_coded_attention_is_one_region(probabilities: bool) -> None:
     assert (region.spec.weight is not None) == probabilities
     known = {name: RNG.standard_normal((2, 2, 11, 8)).astype(np.float32) for name in "qkv"}
     check(model, known, regions)
+
+
+def test_a_zero_point_of_one_element_may_have_more_axes_than_its_scale(tmp_path: Path) -> None:
+    g = GraphWriter(21)
+    x = g.input("x", np.uint8, ("rows", 8))
+    zero = g.initializer(np.array([7], np.uint8))
+    g.op("Relu", g.op("DequantizeLinear", x, g.initializer(np.array(0.5, np.float32)), zero, axis=0), out="y")
+    g.output("y", np.float32, ("rows", 8))
+    found = scanned(g.finish(), tmp_path)
+    assert [region.kind for region in found.regions] == ["row"]
+    check_regions(found, {"x": np.arange(24, dtype=np.uint8).reshape(3, 8)})
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_scales_of_coded_products_may_be_half(kind: type[np.generic], tmp_path: Path) -> None:
+    """QLinearMatMul against the same sums in numpy: scales are powers of two, so that nothing is rounded but levels."""
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-8, 8, (8, 4)).astype(np.int8)
+    g = GraphWriter(21)
+    a = g.input("a", np.uint8, ("rows", 8))
+
+    def parameters(scale: float, zero: int, dtype: type[np.generic]) -> tuple[str, str]:
+        return g.initializer(np.array(scale, kind)), g.initializer(np.array(zero, dtype))
+
+    left, right, out = parameters(0.5, 3, np.uint8), parameters(0.25, 0, np.int8), parameters(2.0, 100, np.uint8)
+    g.op("QLinearMatMul", a, *left, g.initializer(weight), *right, *out, out="y")
+    g.output("y", np.uint8, ("rows", 4))
+    (region,) = scanned(g.finish(), tmp_path).regions
+    levels = rng.integers(0, 256, (5, 8)).astype(np.uint8)
+    arrays = {
+        tensor.name: levels if value.const_value is None else value.const_value.numpy()
+        for tensor, value in zip(region.spec.inputs, region.inputs, strict=True)
+    }
+    (found,) = evaluate(region.spec, arrays).values()
+    sums = (levels.astype(np.int64) - 3) @ weight.astype(np.int64)
+    np.testing.assert_array_equal(found, np.clip(np.rint(sums * 0.5 * 0.25 / 2.0) + 100, 0, 255).astype(np.uint8))
