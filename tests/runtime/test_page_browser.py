@@ -109,3 +109,27 @@ def test_two_thousand_nodes_are_drawn_in_seconds(
     expect(page.locator("#before .stub")).to_have_count(len(far))
     page.evaluate(f"location.hash = '#region-{last - 1}'")
     expect(page.locator("#after .box.chosen").first).to_be_in_viewport()
+
+
+def test_measured_times_stand_beside_the_predicted_ones(
+    browser: Browser, encoder: tuple[Path, Report], tmp_path: Path
+) -> None:
+    """Two regions have measurements: one is faster fused, one slower; the others say that there are none."""
+    _, plain = encoder
+    first, second = dict.fromkeys(region.op for region in plain.regions[:3])
+    timings = {first: (0.00125, 0.0025), second: (0.0003, 0.0002)}
+    path = tmp_path / "timed.html"
+    report = explain(Path(plain.input), options=Options.from_environment(), page=path, timings=timings)
+    assert [region.op for region in report.regions] == [region.op for region in plain.regions]
+    page = opened(browser, path)
+    details = page.locator("#details")
+    for region in report.regions[:3]:
+        page.evaluate(f"location.hash = '#region-{report.regions.index(region)}'")
+        expect(details).to_contain_text(region.op)
+        for seconds in timings[region.op]:
+            expect(details).to_contain_text(f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs")
+    page.screenshot(path=tmp_path / "timed.png")
+    unmeasured = next(i for i, region in enumerate(report.regions) if region.op not in timings)
+    page.evaluate(f"location.hash = '#region-{unmeasured}'")
+    expect(details).to_contain_text(report.regions[unmeasured].op)
+    expect(details).not_to_contain_text("1.25 ms")
