@@ -214,7 +214,7 @@ def report(outcomes: Sequence[Outcome]) -> None:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """Per option, and for all, the share that fused in percent; `error` counts wrong graphs."""
+    """Per option, and for all, how many graphs and the share that fused in percent; `error` counts wrong graphs."""
     groups = {"all": list(outcomes)} | {
         f"{feature}={option}": [outcome for outcome in outcomes if outcome.options[feature] == option]
         for feature, options in FEATURES.items()
@@ -222,7 +222,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     }
     return [
         Row(
-            case,
+            f"{case}, {len(group)} graphs",
             "% fused",
             100 * sum(o.fused for o in group) / len(group),
             {},

@@ -237,7 +237,8 @@ const back = () => make("p", {}, make("button", { onclick: () => go("") }, "← 
 const pairs = (entries) =>
   make("dl", {}, ...entries.filter(([, text]) => text).flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
 
-const gain = (fused, unfused) => (fused && unfused ? `${(unfused / fused).toPrecision(2)}×` : "");
+const digits = (number, count) => number.toFixed(Math.max(0, count - 1 - Math.floor(Math.log10(number))));
+const gain = (fused, unfused) => (fused && unfused ? `${digits(unfused / fused, 2)}×` : "");
 const anyMeasured = report.regions.some((region) => region.measured_fused);
 
 function showOverview() {
@@ -278,7 +279,8 @@ function showMiss(index) {
     pairs([["looked for", miss.kind], ["found", miss.reached], ["but", miss.reason], ["at", miss.failed], ["help", miss.advice]]));
 }
 
-const time = (seconds) => (seconds === null || seconds === undefined ? "" : `${(seconds * 1e6).toPrecision(3)} µs`);
+const time = (seconds) =>
+  !seconds ? "" : seconds < 1e-3 ? `${digits(seconds * 1e6, 3)} µs` : `${digits(seconds * 1e3, 3)} ms`;
 
 function showRegion(index) {
   const region = report.regions[index], kernel = kernels[region.op];
@@ -298,7 +300,7 @@ function showRegion(index) {
       ["reads", region.inputs.join(", ")], ["makes", region.outputs.join(", ")],
     ]),
     buttons.length ? make("div", { class: "tabs" }, ...buttons) : null, buttons.length ? text : null,
-    make("h3", {}, `${region.nodes.length} nodes`),
+    make("h3", {}, `${region.nodes.length} ${region.nodes.length === 1 ? "node" : "nodes"}`),
     make("ul", { class: "plain" }, ...region.nodes.map((name) => make("li", { class: "link", onclick: () => graphs[0].show(graphs[0].named(name)) }, name))));
   buttons[0]?.click();
 }

@@ -11,6 +11,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 import tilefuse
 from models import bert
 from models.graph import GraphWriter, write
+from runtime.compile import explain
+from runtime.options import Options
 from runtime.page.drawing import Box, Drawing
 from runtime.page.write import write_page
 from runtime.report import Report
@@ -114,22 +116,26 @@ def test_two_thousand_nodes_are_drawn_in_seconds(
 def test_measured_times_stand_beside_the_predicted_ones(
     browser: Browser, encoder: tuple[Path, Report], tmp_path: Path
 ) -> None:
-    """Two regions have measurements: one is faster fused, one slower; the others say that there are none."""
+    """Two kernels were measured, one faster and one slower than its nodes; the others say nothing of measurements."""
     _, plain = encoder
-    first, second = dict.fromkeys(region.op for region in plain.regions[:3])
+    first, second = list(dict.fromkeys(region.op for region in plain.regions))[:2]
     timings = {first: (0.00125, 0.0025), second: (0.0003, 0.0002)}
+    texts = {first: ("1.25 ms as one kernel", "2.50 ms unfused"), second: ("300 µs as one kernel", "200 µs unfused")}
     path = tmp_path / "timed.html"
     report = explain(Path(plain.input), options=Options.from_environment(), page=path, timings=timings)
-    assert [region.op for region in report.regions] == [region.op for region in plain.regions]
     page = opened(browser, path)
     details = page.locator("#details")
-    for region in report.regions[:3]:
-        page.evaluate(f"location.hash = '#region-{report.regions.index(region)}'")
+    expect(details.locator("th").last).to_have_text("measured")
+    rows = details.locator("tr.link")
+    page.screenshot(path=tmp_path / "overview.png")
+    for index, region in enumerate(report.regions):
+        expected = {first: "2.0×", second: "0.67×"}.get(region.op, "")
+        expect(rows.nth(index).locator("td").last).to_have_text(expected)
+    for index, region in enumerate(report.regions):
+        page.evaluate(f"location.hash = '#region-{index}'")
         expect(details).to_contain_text(region.op)
-        for seconds in timings[region.op]:
-            expect(details).to_contain_text(f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs")
-    page.screenshot(path=tmp_path / "timed.png")
-    unmeasured = next(i for i, region in enumerate(report.regions) if region.op not in timings)
-    page.evaluate(f"location.hash = '#region-{unmeasured}'")
-    expect(details).to_contain_text(report.regions[unmeasured].op)
-    expect(details).not_to_contain_text("1.25 ms")
+        for text in texts.get(region.op, ()):
+            expect(details).to_contain_text(text)
+        if region.op not in texts:
+            expect(details).not_to_contain_text("as one kernel, 2.50 ms unfused")
+    page.screenshot(path=tmp_path / "region.png")
