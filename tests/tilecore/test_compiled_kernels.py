@@ -73,6 +73,31 @@ def test_attention_carries_nan_and_inf_as_softmax_does(poison: str, guard: bool,
     compare(attention_case(form, np.random.default_rng(2)), toolchain, block_m=4, block_n=8)
 
 
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_values_that_a_causal_mask_hides_spoil_no_row_or_make_it_nan(poison: float, toolchain: Toolchain) -> None:
+    """0 · NaN is NaN where a hidden key is read; where the loop over keys ends before it, the row is what it should be.
+
+    The definition has NaN in every row then. Which rows the key is read for depends on the tiles; no other number may
+    come out, and rows that see the key have it.
+    """
+    form = AttentionForm(mask="causal", batch=1, heads=1, queries=21, keys=21)
+    case = attention_case(form, np.random.default_rng(5))
+    compiled = build(case, toolchain, {"block_m": 4, "block_n": 8})
+    hidden = 19
+    clean = evaluate(case.spec, case.arrays)
+    spoilt = case.arrays | {"xv": case.arrays["xv"].copy()}
+    spoilt["xv"][:, :, hidden] = poison
+    got = compiled(*(spoilt[tensor.name] for tensor in case.spec.inputs))
+    for tensor, value in zip(outputs_of(case.spec), got, strict=True):
+        rows = np.moveaxis(value, tensor.shape.index(Sym("Q")), 0).reshape(21, -1)
+        wanted = np.moveaxis(clean[tensor.name], tensor.shape.index(Sym("Q")), 0).reshape(21, -1)
+        assert not np.isfinite(rows[hidden:]).any()
+        kept = np.isfinite(rows)
+        assert kept[:8].all(), "these rows end before the tile of the key"
+        assert np.isnan(rows[:hidden][~kept[:hidden]]).all()
+        np.testing.assert_allclose(rows[kept], wanted[kept], rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("guard", [False, True])
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize("keys", [0, 1, 19])
