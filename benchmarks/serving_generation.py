@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller model, fewer and shorter answers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     options = parser.parse_args()
-    size, count, answers, rounds = (SMALL, 16, 32, 1) if options.quick else (SIZE, 64, 64, 3)
+    size, count, answers, rounds = (SMALL, 16, 32, 1) if options.quick else (SIZE, 48, 32, 2)
     asked = prompts(answers, size.vocab)
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:

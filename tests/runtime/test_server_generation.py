@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 from generating_models import answer_alone, open_session
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from playwright.sync_api import expect, sync_playwright
 from served_models import ServerProcess, plain_loader, running, save_double
 from token_streams import CONFIG, MODEL, Stream, request_for, save_repository, token_of, wait_until
 
@@ -326,14 +327,41 @@ def test_metrics_status_and_statistics_tell_of_tokens(server: RunningServer, stu
     assert "generation" not in double
 
 
-def test_spans_tell_of_each_request(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.browser
+def test_the_status_page_tells_of_tokens(root: Path, tmp_path: Path, chromium: str) -> None:
+    with running(root, plain_loader(tmp_path / "cache"), status_port=0) as (server, stub), sync_playwright() as play:
+        stream = Stream(stub)
+        stream.ask([1, 2, 3], max_tokens=4, ignore_eos=True, sequence_id=1, sequence_start=True)
+        assert server.status is not None
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("pageerror", lambda error: pytest.fail(f"the page's script failed: {error}"))
+        page.goto(f"http://127.0.0.1:{server.status.port}/")
+        rows = page.locator("#models tr")
+        expect(rows.nth(1)).to_contain_text(re.compile(r"4 tokens generated · 0 streams, \d kept sequences"))
+        expect(rows.nth(1)).to_contain_text(re.compile(r"of 1 MiB · 1\.0 streams per step · first token \d+\.\d ms"))
+        expect(rows.nth(0)).not_to_contain_text("tokens")
+        stream.ask([1], max_tokens=3, ignore_eos=True)
+        expect(rows.nth(1)).to_contain_text("7 tokens generated")
+        browser.close()
+        stream.end()
+
+
+def test_spans_and_log_tell_of_each_request(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tilefuse.calls")
     exporter = InMemorySpanExporter()
     monkeypatch.setattr("runtime.server.serve.make_tracer", lambda endpoint: OtlpTracer(exporter))
-    with running(root, plain_loader(tmp_path / "cache"), trace_endpoint="memory") as (_, stub):
+    with running(root, plain_loader(tmp_path / "cache"), trace_endpoint="memory", log_calls=True) as (_, stub):
         stream = Stream(stub)
         stream.ask([1, 2, 3], max_tokens=4, ignore_eos=True)
         stream.end()
         list(stream.call)
+    (line,) = [record.getMessage() for record in caplog.records if "method=generate " in record.getMessage()]
+    assert re.search(
+        r"status=OK ms=\S+ model=llama prompt_tokens=3 tokens=4 finish_reason=length first_token_ms=", line
+    )
     spans = {span.name: span for span in exporter.get_finished_spans()}
     span, call = spans["generate"], spans["inference.GRPCInferenceService/ModelStreamInfer"]
     assert span.parent is not None
