@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuser.element import ONE, ZERO, Element, Index, dtype_of
-from tilecore.contract.dtype import DType
+from tilecore.contract.dtype import DType, from_onnx
 from tilecore.contract.expr import Const, Expr, Load, Op, Var, apply, binary, cast, const, select, unary, variables
 
 BYTES = (DType.I8, DType.U8)
@@ -126,10 +126,10 @@ def _result_type(e: Element) -> DType:
 
 
 def _named(e: Element, code: int) -> DType:
-    for dtype in DType:
-        if dtype.row.onnx == code:
-            return dtype
-    raise e.error(f"the compiler has no type {code}")
+    try:
+        return from_onnx(code)
+    except KeyError:
+        raise e.error(f"the compiler has no type {code}") from None
 
 
 def _parameter_index(e: Element) -> Index:

@@ -375,6 +375,8 @@ _NAMES = {
     DType.F32: "T.float32",
     DType.F16: "T.float16",
     DType.BF16: "T.bfloat16",
+    DType.F8E4M3: "float8_e4m3",
+    DType.F8E5M2: "float8_e5m2",
     DType.I64: "T.int64",
     DType.I32: "T.int32",
     DType.I16: "T.int16",

@@ -6,9 +6,10 @@ import numpy as np
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
+from tilecore.contract.panel import packed_level
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, RowSpec, Step, Tensor, View
 
-F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
+F32, F16, BF16, F8 = DType.F32, DType.F16, DType.BF16, DType.F8E4M3
 Dim = Expr | int
 
 
@@ -69,6 +70,9 @@ def _epilogue(form: ProductForm, acc: Var, m: Var, n: Var) -> tuple[Expr, tuple[
     if form.program == "residual":
         residual = tensor("residual", form.dtype, form.rows, form.columns)
         return acc + cast(Load(residual, (m, n)), F32), (residual,)
+    if form.program == "scales":  # of whole tensors, as products of 8 bits have them
+        left, right = tensor("left_scale", F32, 1), tensor("right_scale", F32, 1)
+        return acc * Load(left, (const(0),)) * Load(right, (const(0),)), (left, right)
     if form.program in ("bias", "gelu"):
         bias = tensor("bias", form.dtype, form.columns)
         value = acc + cast(Load(bias, (n,)), F32)
@@ -197,3 +201,47 @@ def row_spec(form: RowForm) -> RowSpec:
             raise ValueError(form.kind)
     output = Result(Place(y, (r, c), (r, c)), cast(result, form.dtype))
     return RowSpec(tuple(inputs), r, c, tuple(steps), (output,))
+
+
+@dataclass(frozen=True)
+class LevelForm:
+    """A product by weights of `bits` bits in groups of `group` along the depth: C[M, N] of A[M, K] and packed levels.
+
+    `zero` is "middle", "packed" (as the levels are) or "bytes"; `scale` the type of scales.
+    """
+
+    rows: Dim
+    columns: int
+    depth: int
+    bits: int = 4
+    group: int = 128
+    dtype: DType = BF16
+    zero: str = "packed"
+    scale: DType | None = None
+    signed: bool = False
+
+
+def level_spec(form: LevelForm) -> ContractionSpec:
+    """The spec of such a product; inputs "x", "levels" [N, groups, bytes], "scale" and "zero" by group, output "y"."""
+    M, N, K, bits = form.rows, form.columns, form.depth, form.bits
+    groups = -(-K // form.group)
+    x, y = tensor("x", form.dtype, M, K), tensor("y", form.dtype, M, N)
+    levels = tensor("levels", DType.I8 if form.signed else DType.U8, N, groups, form.group * bits // 8)
+    scale = tensor("scale", form.scale or form.dtype, N, groups)
+    inputs = [x, levels, scale]
+    g, m, n, k = axis("g", 1), axis("m", M), axis("n", N), axis("k", K)
+    number, within, each = k // const(form.group), k % const(form.group), const(8 // bits)
+    real: Expr = cast(packed_level(Load(levels, (n, number, within // each)), within, bits), F32)
+    if form.zero == "middle":
+        real = real - (0.0 if form.signed else float(1 << (bits - 1)))
+    elif form.zero == "packed":
+        inputs.append(tensor("zero", DType.U8, N, -(-groups * bits // 8)))
+        real = real - cast(packed_level(Load(inputs[-1], (n, number // each)), number, bits), F32)
+    else:
+        inputs.append(tensor("zero", DType.U8, N, groups))
+        real = real - cast(Load(inputs[-1], (n, number)), F32)
+    value = cast(real * cast(Load(scale, (n, number)), F32), form.dtype)
+    acc = Var("acc", F32)
+    result = Result(Place(y, (g, m, n), (m, n)), cast(acc, form.dtype))
+    left = View("left", (g, m, k), Load(x, (m, k)))
+    return ContractionSpec(tuple(inputs), left, View("right", (g, k, n), value), acc, (result,))

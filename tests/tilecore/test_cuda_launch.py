@@ -6,6 +6,7 @@ import pytest
 from cuda_arrays import TOLERANCE, arrays, error, run
 from cuda_specs import (
     BF16,
+    F8,
     F16,
     F32,
     AttentionForm,
@@ -16,6 +17,7 @@ from cuda_specs import (
     product_spec,
 )
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Sym
 from tilecore.cuda.compile import compile_cuda
 from tilecore.cuda.errors import CudaError
@@ -38,6 +40,9 @@ pytestmark = pytest.mark.gpu
         ProductForm(16, 1000, 2056, F16, program="bias"),
         ProductForm(33, 1288, 8192, program="gelu"),
         ProductForm(7, 520, 4096, right_rows=True, program="residual"),
+        ProductForm(1024, 768, 1024, F8, output=BF16, program="scales"),
+        ProductForm(Sym("M"), 1001, 1008, F8, output=F16),
+        ProductForm(5, 520, 2000, DType.F8E5M2, output=BF16),
     ],
 )
 def test_products(form: ProductForm, tmp_path: Path) -> None:
@@ -45,6 +50,8 @@ def test_products(form: ProductForm, tmp_path: Path) -> None:
     found = run(product_spec(form), tmp_path, torch, M=77)
     expected = found["x"] @ (found["w"] if form.right_rows else found["w"].T)
     expected = expected + found.get("bias", 0.0) + found.get("residual", 0.0)
+    if form.program == "scales":
+        expected = expected * found["left_scale"] * found["right_scale"]
     if form.program == "gelu":
         expected = torch.nn.functional.gelu(expected, approximate="tanh")
     assert error(found["y"], expected) < TOLERANCE[form.output or form.dtype]

@@ -140,7 +140,7 @@ def test_an_output_that_reads_the_state_beside_its_sum_is_refused() -> None:
         (LinearForm(1, 1, 64, 80, 64), "linear attention of 80 and 64 columns: multiples of 64 are needed"),
         (
             LinearForm(1, 1, 64, 64, 64, F32),
-            r"operand [QKV] is .*: tensor copies bring f16 or bf16 tensors",
+            r"operand [QKV] is .*: tensor copies bring f16, bf16",
         ),
         (LinearForm(1, 1, 64, 256, 64), r"256 registers of tiles \(scores: 32, state: 128, o1: 32, before1: 64\)"),
     ],

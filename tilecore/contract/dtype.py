@@ -28,6 +28,8 @@ class DType(enum.Enum):
     F32 = DTypeRow("f32", 1, 4, np.dtype(np.float32), "float")
     F16 = DTypeRow("f16", 10, 2, np.dtype(np.float16), "float")
     BF16 = DTypeRow("bf16", 16, 2, np.dtype(ml_dtypes.bfloat16), "float")
+    F8E4M3 = DTypeRow("f8e4m3", 17, 1, np.dtype(ml_dtypes.float8_e4m3fn), "float")  # no infinities
+    F8E5M2 = DTypeRow("f8e5m2", 19, 1, np.dtype(ml_dtypes.float8_e5m2), "float")
     I64 = DTypeRow("i64", 7, 8, np.dtype(np.int64), "int")
     I32 = DTypeRow("i32", 6, 4, np.dtype(np.int32), "int")
     I16 = DTypeRow("i16", 5, 2, np.dtype(np.int16), "int")
@@ -46,13 +48,18 @@ class DType(enum.Enum):
 
     @property
     def is_float(self) -> bool:
-        """True for f64, f32, f16 and bf16."""
+        """True for f64, f32, f16, bf16 and the two of 8 bits."""
         return self.value.kind == "float"
 
     @property
     def is_int(self) -> bool:
         """True for the integer types, bool excluded."""
         return self.value.kind == "int"
+
+    @property
+    def is_eighth(self) -> bool:
+        """True for floats of 8 bits, which kernels for cards multiply and nothing else computes with."""
+        return self.is_float and self.value.bytes == 1
 
     @property
     def bits(self) -> int:
@@ -77,9 +84,9 @@ class DType(enum.Enum):
 
 
 def from_onnx(code: int) -> DType:
-    """The type with ONNX `TensorProto.DataType` code `code`; KeyError when the compiler has none."""
+    """The type with ONNX `TensorProto.DataType` code `code`; KeyError when graphs' values of it are left alone."""
     for dtype in DType:
-        if dtype.value.onnx == code:
+        if dtype.value.onnx == code and not dtype.is_eighth:
             return dtype
     raise KeyError(code)
 

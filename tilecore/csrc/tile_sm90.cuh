@@ -226,6 +226,86 @@ TILE_FN void line_pair_bf16(float* to, u32 line, int x) {
   to[0] = __int_as_float(word << 16), to[1] = __int_as_float(word & 0xffff0000u);
 }
 
+// ---- packed levels: the first of two in the low bits ----
+TILE_FN u32 shared_u8(u32 address) {
+  u32 x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+TILE_FN u32 shared_u16(u32 address) {
+  u32 x;
+  asm volatile("{\n.reg .u16 y;\nld.shared.u16 y, [%1];\ncvt.u32.u16 %0, y;\n}" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
+template <int Words>
+TILE_FN void shared_words(u32* to, u32 address) {
+  if constexpr (Words == 2)
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+  else
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+// As whole numbers: in halves whose low bits they become (`Ones` has the others, and which bits to flip), and in floats
+// from 2^23 on. Of a byte, of two bytes, or pair `x` of a word, whose nibbles 4 apart are one.
+template <u32 Ones>
+TILE_FN u32 levels_4(u32 x, u32 mask) {
+  return ((x | x << 12) & mask) ^ Ones;
+}
+template <u32 Ones>
+TILE_FN u32 level_pair_4(u32 word, int x, u32 mask) {
+  return ((word >> 4 * x) & mask) ^ Ones;
+}
+template <u32 Ones>
+TILE_FN u32 level_pair_8(u32 word, int x, u32) {
+  const u32 order = x ? 0x4342 : 0x4140;
+  return (Ones & 0xff) == 0 ? __byte_perm(word, Ones >> 8, order) : __byte_perm(word, 0, order) ^ Ones;
+}
+template <u32 Ones>
+TILE_FN u32 levels_8(u32 x, u32) {
+  return level_pair_8<Ones>(x, 0, 0);
+}
+template <int Bits, u32 Flip>
+TILE_FN float level_f32(u32 x, int from) {
+  return __int_as_float(((x >> from) & ((1u << Bits) - 1)) ^ (0x4b000000u | Flip));
+}
+// 16 elements of a column of the right operand, in the pairs in which a word's levels come.
+template <int Bits>
+TILE_FN void column_words(u32 (&to)[8], u32 address) {
+  u32 x[8];
+  shared_words<4>(x, address);
+  shared_words<4>(x + 4, address ^ 16);
+  TILE_UNROLL for (int y = 0; y < 8; y++)
+    to[y] = Bits == 8 ? x[y] : __byte_perm(x[y / 4 * 4 + y % 4 / 2], x[y / 4 * 4 + y % 4 / 2 + 2], y % 2 ? 0x7632 : 0x5410);
+}
+#define TILE_WARP_PRODUCT(type)                                                                                      \
+  TILE_FN void warp_product_##type(float* c, const u32* a, u32 b, u32 d) {                                           \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." #type "." #type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "      \
+        "{%0,%1,%2,%3};"                                                                                             \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(d)); \
+  }
+TILE_WARP_PRODUCT(bf16)
+TILE_WARP_PRODUCT(f16)
+TILE_FN u32 subtract_bf16(u32 x, u32 y) {
+  u32 z;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+TILE_FN u32 subtract_f16(u32 x, u32 y) {
+  u32 z;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+TILE_FN u32 multiply_bf16(u32 x, u32 y) {
+  u32 z;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+TILE_FN u32 multiply_f16(u32 x, u32 y) {
+  u32 z;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  return z;
+}
+
 // ---- scalar operations ----
 TILE_FN float tile_exp2(float x) {
   float y;

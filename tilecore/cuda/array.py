@@ -11,7 +11,7 @@ CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
 NO_SYNCHRONISATION = -1
 TYPES = {
     (2, 32): DType.F32, (2, 16): DType.F16, (4, 16): DType.BF16, (0, 64): DType.I64, (0, 32): DType.I32,
-    (0, 8): DType.I8, (1, 8): DType.U8, (6, 8): DType.BOOL,
+    (0, 8): DType.I8, (1, 8): DType.U8, (6, 8): DType.BOOL, (10, 8): DType.F8E4M3, (12, 8): DType.F8E5M2,
 }  # fmt: skip
 
 

@@ -15,14 +15,15 @@ from tilecore.cuda.errors import CudaError
 from tilecore.cuda.flight import Flight, readers_of, to_wait_for
 from tilecore.cuda.joins import REDUCTIONS, join_text
 from tilecore.cuda.kernel import WARPGROUP, KernelPlan, Ring, extent_of_axis
+from tilecore.cuda.levels import Levels, before_loop, declarations, levels_in, product_text, values_of_tile
 from tilecore.cuda.masks import inside
 from tilecore.cuda.overlap import Overlap
 from tilecore.cuda.partial import partial_sums
-from tilecore.cuda.products import Product, product_of
-from tilecore.cuda.roles import CHUNK, GROUP_ROWS, extents, stored_rectangle
-from tilecore.cuda.slots import Slots, spot
+from tilecore.cuda.products import SHORT, descriptor, own_columns, product_of, wait_for
+from tilecore.cuda.roles import GROUP_ROWS, STEP_BYTES, extents, stored_rectangle
+from tilecore.cuda.slots import Slots, next_tile, spot
 from tilecore.cuda.stores import staged_store
-from tilecore.cuda.values import HALVES, Values, pointer, stored
+from tilecore.cuda.values import HALVES, Values, pointer, stored, unrounded
 from tilecore.cuda.views import in_bounds
 from tilecore.graph import depth_axes
 from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Join, Parallel, Reduce, Stmt, Store, statements
@@ -45,6 +46,7 @@ class Consumer:
         self.columns: tuple[Var, ...] = ()  # of the parallel loop being written
         self.partial: tuple[str, ...] = ()  # row sums that the four threads of a row keep apart
         self.slots = Slots(plan)
+        self.levels = levels_in(plan)
 
     def body(self) -> list[str]:
         """The role's text."""
@@ -82,7 +84,9 @@ class Consumer:
 
     def _declare(self) -> None:
         self.lines += [f"float {name}[{count}];" for name, count in self.roles.fragments.items()]
+        self.lines += [f"float {name}_part[{self.roles.fragments[name]}];" for name in self.roles.short_sums]
         self.lines += [f"u32 {name}[{count}];" for name, count in self.roles.packed.items()]
+        self.lines += [] if self.levels is None else declarations(self.levels)
         self.lines += [f"float {name}[2];" for name in self.roles.statistics]
 
     def _statement(self, stmt: Stmt) -> None:
@@ -143,7 +147,10 @@ class Consumer:
         first, last = values.text(loop.start), values.text(loop.var.extent)
         if self.plan.turns:
             self._turn()
-        self.lines += [f"const int first = {first}, last = {last};", "int before = 0;", "#pragma unroll 1"]
+        self.lines += [f"const int first = {first}, last = {last};", "int before = 0;"]
+        if self.levels is not None:
+            self.lines += before_loop(self.levels, self._level_origin(self.levels))
+        self.lines.append("#pragma unroll 1")
         self.lines.append(f"for (int {var} = first; {var} < last; {var}++) {{")
         outer, self.lines = self.lines, []
         self.names[loop.var] = var
@@ -161,8 +168,10 @@ class Consumer:
         del self.names[loop.var]
         if self.plan.turns:
             self._pass()
+        if self.levels is not None and not self.levels.by_warps:
+            carried = tuple(Flight(stmt) for stmt in loop.body if isinstance(stmt, Gemm))
         if carried:
-            self.lines += ["products_wait<0>();", *self._pins(carried)]
+            self.lines += [*wait_for(self.roles, 0, f"(last - first) % {SHORT} != 0"), *self._pins(carried)]
             self.lines += self.slots.freed_by([flight.gemm for flight in carried], "before", "last > first")
         self.flying = []
         self.lines += self.slots.freed_by_loop(loop)
@@ -239,6 +248,9 @@ class Consumer:
         self.lines.append(f"named_arrive({TURN} + {following}, {2 * WARPGROUP});")
 
     def _gemm(self, gemm: Gemm) -> None:
+        if self.levels is not None:
+            self._decoded_product(gemm, self.levels)
+            return
         products = [stmt for stmt in self.plan.loop.body if isinstance(stmt, Gemm)]
         if self.plan.turns and gemm is products[-1]:
             self._turn()
@@ -246,6 +258,17 @@ class Consumer:
         self.flying.append(Flight(gemm))
         if self.plan.turns and gemm is products[0]:
             self._pass()
+
+    def _decoded_product(self, gemm: Gemm, levels: Levels) -> None:
+        product, var = product_of(gemm, self.roles), self.plan.loop.var.name
+        when = ("slot", "") if levels.by_warps else ("before", f"{var} > first")
+        right = self._described(gemm.b, product.b_minor, "")
+        call = f"{product.name}({gemm.c.name}, {gemm.a.name} + 4 * x, {right}, 1);"
+        tile = self.roles.staged[gemm.b.name]
+        self.lines += product_text(levels, gemm, tile, call, self.slots.freed_by([gemm], *when))
+
+    def _level_origin(self, levels: Levels) -> str:
+        return self._values().text(levels.tile.origin[0])
 
     def _product(self, gemm: Gemm) -> None:
         product = product_of(gemm, self.roles)
@@ -256,33 +279,26 @@ class Consumer:
         elif gemm.a.name in self.roles.exchanged:
             left = f"depth_major(tile_{gemm.a.name} + x / 4 * {GROUP_ROWS * 128}) + x % 4 * 2"
         elif self.roles.parts_of(gemm.c.name) > 1:
-            left = self._descriptor(gemm.a, product.a_minor, "")
+            left = self._described(gemm.a, product.a_minor, "")
         else:
-            rows = self._chunk_rows(gemm.a)
+            rows = self.roles.staged[gemm.a.name].chunk_rows
             # a warpgroup's rows: 64 rows of each chunk along the depth, or one chunk of rows
             skip = rows * 128 if product.a_minor else GROUP_ROWS * 128
-            left = self._descriptor(gemm.a, product.a_minor, f" + warpgroup * {skip}")
+            left = self._described(gemm.a, product.a_minor, f" + warpgroup * {skip}")
         if gemm.b.name in self.roles.exchanged:
             right = f"depth_minor({self._exchanged(gemm.b)}, {GROUP_ROWS * 128}) + x * {16 * 128 // 16}"
         else:
-            right = self._descriptor(gemm.b, product.b_minor, self._own_columns(product, gemm))
+            right = self._described(gemm.b, product.b_minor, own_columns(product, gemm, self.roles))
+        result, add = gemm.c.name, "x != 0" if gemm.clear else "1"
+        if result in self.roles.short_sums:
+            result, add = f"{result}_part", f"x != 0 || ({self.plan.loop.var.name} - first) % {SHORT} != 0"
         self.lines += [
-            f"pin({gemm.c.name});",
+            f"pin({result});",
             "products_fence();",
-            f"TILE_UNROLL for (int x = 0; x < {depth // 16}; x++)",
-            f"  {product.name}({gemm.c.name}, {left}, {right}, {'x != 0' if gemm.clear else '1'});",
+            f"TILE_UNROLL for (int x = 0; x < {depth * gemm.a.dtype.row.bytes // STEP_BYTES}; x++)",
+            f"  {product.name}({result}, {left}, {right}, {add});",
             "products_commit();",
         ]
-
-    def _own_columns(self, product: Product, gemm: Gemm) -> str:
-        """Where a warpgroup's columns of the right operand begin: at a chunk of them, or at a row of every chunk."""
-        if self.roles.parts_of(gemm.c.name) == 1:
-            return ""
-        chunk = self._chunk_rows(gemm.b) * 128
-        return f" + warpgroup * {product.columns // CHUNK * chunk if product.b_minor else product.columns * 128}"
-
-    def _chunk_rows(self, buffer: Buffer) -> int:
-        return self.roles.staged[buffer.name].chunk_rows
 
     def _slot(self, buffer: Buffer) -> str:
         ring = self._ring(buffer)
@@ -292,14 +308,8 @@ class Consumer:
         holder = self.roles.holder(buffer)
         return next(ring for ring in self.plan.rings if any(tile.buffer == holder for tile in ring.tiles))
 
-    def _descriptor(self, buffer: Buffer, minor: bool, skip: str) -> str:
-        """Of step x of the depth, 16 elements each."""
-        tile = self.roles.staged[self.roles.holder(buffer).name]
-        chunk = tile.chunk_rows * 128
-        base = f"tile_{tile.buffer.name} + {self._slot(buffer)} * {tile.bytes}{skip}"
-        if minor:
-            return f"depth_minor({base}, {chunk}) + x * {16 * 128 // 16}"
-        return f"depth_major({base} + x / 4 * {chunk}) + x % 4 * 2"
+    def _described(self, buffer: Buffer, minor: bool, skip: str) -> str:
+        return descriptor(self.roles.staged[self.roles.holder(buffer).name], self._slot(buffer), minor=minor, skip=skip)
 
     def _drain(self, stmt: Stmt | None = None) -> None:
         """Wait for the products in flight that `stmt` has to wait for, or for all, and free what they read."""
@@ -309,16 +319,23 @@ class Consumer:
         if count == 0:
             return
         done, self.flying = self.flying[:count], self.flying[count:]
-        self.lines += [f"products_wait<{len(self.flying)}>();", *self._pins(done)]
+        condition = f"({self.plan.loop.var.name} - first) % {SHORT} == {SHORT - 1}"
+        self.lines += [*wait_for(self.roles, len(self.flying), condition), *self._pins(done)]
         for flight in done:
             where = ("before", f"{self.plan.loop.var.name} > first") if flight.carried else ("slot", "")
             self.lines += self.slots.freed_by([flight.gemm], *where)
 
     def _pins(self, done: Sequence[Flight]) -> list[str]:
-        return [f"pin({name});" for name in dict.fromkeys(flight.gemm.c.name for flight in done)]
+        names = dict.fromkeys(name for flight in done for name in (flight.gemm.c.name, flight.gemm.a.name))
+        held = {name for name in self.roles.fragments if name not in self.roles.short_sums} | set(self.roles.packed)
+        return [f"pin({name});" for name in names if name in held]
 
     def _copy(self, copy: Copy) -> None:
         source, target = copy.src.source, copy.dst.source
+        if self.levels is not None and target == self.levels.tile.buffer:
+            self.lines += values_of_tile(
+                self.levels, self._values().text(self.levels.tile.origin[0]), self.plan.loop.var.name
+            )
         for ring in self.plan.rings:
             if copy is ring.copies[0]:
                 in_loop = ring.copies[0] not in self.plan.program.body
@@ -575,19 +592,6 @@ class Consumer:
         assert place.dtype in HALVES or place.dtype is DType.I16
         value, names, positions = self._positions(stmt, stmt.body[0].value)
         values = self._values(names)
-        text = values.text(_unrounded(value, place.dtype))
+        text = values.text(unrounded(value, place.dtype))
         starts = [self._values().text(start) for start in origin]
         self.lines += staged_store(self.plan, stmt, starts, [*positions, *values.lines], text)
-
-
-def next_tile(plan: KernelPlan) -> list[str]:
-    """What both roles do with that slot at the end of a tile."""
-    return [f"if (++spot == {plan.ahead}) spot = 0, once ^= 1;"] if plan.ahead > 1 else ["once ^= 1;"]
-
-
-def _unrounded(value: Expr, dtype: DType) -> Expr:
-    """`value` before the rounding that the store does itself."""
-    if getattr(value, "name", "") == "cast" and value.dtype is dtype:
-        inner = value.args[0]  # type: ignore[union-attr]
-        return inner if inner.dtype is DType.F32 else value
-    return value

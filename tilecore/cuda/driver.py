@@ -7,8 +7,10 @@ from typing import Any
 from tilecore.contract.dtype import DType
 from tilecore.cuda.errors import CudaError
 
-MAP_TYPES = {DType.F16: 6, DType.F32: 7, DType.BF16: 9}  # CU_TENSOR_MAP_DATA_TYPE_*
-SWIZZLE_128, PROMOTE_256 = 3, 3
+MAP_TYPES = {
+    DType.F16: 6, DType.F32: 7, DType.BF16: 9, DType.U8: 0, DType.I8: 0, DType.F8E4M3: 0, DType.F8E5M2: 0,
+}  # CU_TENSOR_MAP_DATA_TYPE_*  # fmt: skip
+SWIZZLES, PROMOTE_256 = {32: 1, 64: 2, 128: 3}, 3  # by the bytes of a box along its last dim
 MAX_DYNAMIC_SHARED, WIDE_CLUSTER = 8, 14  # attributes of a function
 PROCESSORS = 16  # an attribute of a device
 CLUSTER_SHAPE = 4  # an attribute of a launch
@@ -103,6 +105,11 @@ def processors(device: int) -> int:
     return count.value
 
 
+def swizzle_of(dtype: DType, box: tuple[int, ...], *, swizzled: bool) -> int:
+    """The driver's name for the swizzle of a box, which spans its rows."""
+    return SWIZZLES[box[-1] * dtype.row.bytes] if swizzled else 0
+
+
 def new_map(address: int, dtype: DType, shape: tuple[int, ...], pitches: tuple[int, ...],
             box: tuple[int, ...], *, swizzled: bool = True) -> Any:  # fmt: skip
     """A tensor map: dims outermost first, `pitches` in bytes of all but the last; zeros beyond the tensor."""
@@ -113,6 +120,6 @@ def new_map(address: int, dtype: DType, shape: tuple[int, ...], pitches: tuple[i
         "cuTensorMapEncodeTiled", ctypes.byref(result), MAP_TYPES[dtype], rank, ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*reversed(shape)), (ctypes.c_uint64 * (rank - 1))(*reversed(pitches)),
         (ctypes.c_uint32 * rank)(*reversed(box)), (ctypes.c_uint32 * rank)(*([1] * rank)), 0,
-        SWIZZLE_128 if swizzled else 0, PROMOTE_256, 0,
+        swizzle_of(dtype, box, swizzled=swizzled), PROMOTE_256, 0,
     )  # fmt: skip
     return result

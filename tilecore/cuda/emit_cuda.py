@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, variables
-from tilecore.cuda.consumer import Consumer, next_tile
+from tilecore.cuda.consumer import Consumer
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import ALIGNMENT, WARPGROUP, KernelPlan, Ring
 from tilecore.cuda.products import product_functions
-from tilecore.cuda.roles import CHUNK, Staged
-from tilecore.cuda.slots import spot
+from tilecore.cuda.roles import Staged
+from tilecore.cuda.slots import next_tile, spot
 from tilecore.cuda.values import STORAGE, Values, dim, pointer
 
 GROUP_TILES = 8  # rows of tiles per sweep of columns
@@ -48,7 +48,8 @@ def describe(plan: KernelPlan) -> list[str]:
         for tile in ring.tiles:
             side = "elements" if tile.line else "columns" if tile.contiguous == 1 else "rows"
             shape = " x ".join(map(str, tile.buffer.shape))
-            lines.append(f"{tile.buffer.name}: {shape} {tile.buffer.dtype}, {ring.slots} slots, contiguous {side}")
+            kind = tile.buffer.dtype if tile.decoding is None else f"levels of {tile.decoding.bits} bits"
+            lines.append(f"{tile.buffer.name}: {shape} {kind}, {ring.slots} slots, contiguous {side}")
     lines += [f"{name}: the first columns of {holder}" for name, holder in roles.held.items()]
     lines += [f"{name}: {words} registers" for name, words in {**roles.fragments, **roles.packed}.items()]
     return lines
@@ -107,7 +108,8 @@ def _barriers(plan: KernelPlan) -> list[str]:
     for ring in plan.rings:
         lines.append(f"  for (int i = 0; i < {ring.slots}; i++) {{")
         lines.append(f"    barrier_init(full_{ring.name} + 8 * i, 1);")
-        lines.append(f"    barrier_init(empty_{ring.name} + 8 * i, consumers);")
+        readers = "4 * consumers" if ring.decoded else "consumers"
+        lines.append(f"    barrier_init(empty_{ring.name} + 8 * i, {readers});")
         lines.append("  }")
     for number in range(len(plan.split.groups)):
         lines.append(f"  barrier_init(ready_{number}, consumers * {plan.cluster});")
@@ -217,8 +219,8 @@ def _copies(ring: Ring, tile: Staged, names: dict[Expr, str], slot: str) -> Iter
     for chunk in range(tile.chunks):
         origin = [values.text(start) for start in tile.origin]
         if chunk:
-            origin[tile.dims[tile.contiguous]] += f" + {chunk * CHUNK}"
-        skip = chunk * tile.chunk_rows * 128 if chunk else 0
+            origin[tile.dims[tile.contiguous]] += f" + {chunk * tile.chunk}"
+        skip = chunk * tile.chunk_rows * tile.chunk_bytes
         target = f"tile_{tile.buffer.name} + {slot} * {tile.bytes} + {skip}"
         at = ", ".join(reversed(origin))
         yield f"load_tile({target}, &map_{tile.buffer.name}, full_{ring.name} + 8 * {slot}, {at});"

@@ -13,7 +13,7 @@ from tilecore.contract.expr import Const, Expr, Sym, const
 from tilecore.contract.spec import Tensor, extent_of
 from tilecore.cuda.adapt import SIZES
 from tilecore.cuda.compile import CudaKernel
-from tilecore.cuda.driver import MAP_TYPES, SWIZZLE_128
+from tilecore.cuda.driver import MAP_TYPES, swizzle_of
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan, MapPlan
 from tilecore.cuda.row_plan import RowPlan
@@ -94,7 +94,7 @@ def _launch(
         tiles = tiles * extent_of(axis)
     lines += _function(f"int64_t tiles_{number}(const int64_t* symbols)", [f"return {size_text(tiles, names)};"], names)
     cases = [
-        f"case {index}: {' '.join(_dims(one.tensor, names))} break;" for index, one in enumerate(plan.maps)
+        f"case {index}: {' '.join(_dims(one, names))} break;" for index, one in enumerate(plan.maps)
     ]  # fmt: skip
     body = ["(void)dims;", "switch (map) {", *cases, "default: break;", "}"]
     lines += _function(f"void dims_{number}(const int64_t* symbols, int32_t map, uint64_t* dims)", body, names)
@@ -121,7 +121,8 @@ def _image(number: int, image: bytes) -> list[str]:
 
 def _map(one: MapPlan, position: int) -> str:
     sizes = ", ".join(str(extent) for extent in reversed(one.box))
-    dtype, swizzle = one.tensor.dtype, SWIZZLE_128 if one.swizzled else 0
+    dtype = one.tensor.dtype
+    swizzle = swizzle_of(dtype, one.box, swizzled=one.swizzled)
     return f"{{{position}, {MAP_TYPES[dtype]}, {len(one.box)}, {dtype.row.bytes}, {swizzle}, {{{sizes}}}}}"
 
 
@@ -129,10 +130,9 @@ def _table(kind: str, name: str, entries: Sequence[str]) -> list[str]:
     return [f"static const {kind} {name}[] = {{{', '.join(entries)}}};"] if entries else []
 
 
-def _dims(tensor: Tensor, names: Mapping[str, str]) -> list[str]:
-    return [
-        f"dims[{axis}] = (uint64_t)({size_text(extent, names)});" for axis, extent in enumerate(reversed(tensor.shape))
-    ]
+def _dims(one: MapPlan, names: Mapping[str, str]) -> list[str]:
+    shape = one.tensor.shape if one.shape is None else tuple(const(extent) for extent in one.shape)
+    return [f"dims[{axis}] = (uint64_t)({size_text(extent, names)});" for axis, extent in enumerate(reversed(shape))]
 
 
 def _function(head: str, body: Sequence[str], names: Mapping[str, str]) -> list[str]:

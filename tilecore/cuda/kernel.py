@@ -16,6 +16,7 @@ from tilecore.cuda.overlap import Overlap, overlap_of
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.roles import (
     CHUNK,
+    DECODED,
     GROUP_ROWS,
     MAX_BOX,
     MAX_RANK,
@@ -23,6 +24,7 @@ from tilecore.cuda.roles import (
     Staged,
     extents,
     number,
+    read_beside,
     stored_rectangle,
 )
 from tilecore.cuda.values import STORAGE
@@ -54,6 +56,11 @@ class Ring:
     copies: tuple[Copy, ...]
 
     @property
+    def decoded(self) -> bool:
+        """Whether warps themselves read what is there, and free it one by one."""
+        return any(tile.decoding is not None for tile in self.tiles)
+
+    @property
     def bytes(self) -> int:
         """Bytes of one slot."""
         return sum(tile.bytes for tile in self.tiles)
@@ -61,12 +68,15 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class MapPlan:
-    """A tensor map: of which tensor, the box in elements per dim."""
+    """A tensor map: of which tensor, the box in elements per dim. `shape` is the dense tensor's, told as rows of bytes,
+    where that is how it is copied.
+    """
 
     name: str
     tensor: Tensor
     box: tuple[int, ...]
     swizzled: bool = True
+    shape: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +177,8 @@ def plan_kernel(
     consumers = roles.consumers
     products = [stmt for stmt in loops[0].body if isinstance(stmt, Gemm)]
     in_loop = [stmt for stmt in loops[0].body if not isinstance(stmt, Gemm | Copy)]
-    wide = roles.registers > PLAIN_REGISTERS or bool(in_loop) or (_computes(program) and roles.registers > 32)
+    busy = 32 if _computes(program) else 48 if roles.decoded is not None else PLAIN_REGISTERS
+    wide = roles.registers > busy or bool(in_loop)
     if (consumers, blocks) not in ROLE_REGISTERS:
         raise CudaError(f"{blocks} blocks of {consumers} consumer warpgroups on one processor")
     own = ROLE_REGISTERS[consumers, blocks] if wide else (0, 0)
@@ -178,7 +189,7 @@ def plan_kernel(
         rings,
         _maps(rings, stores),
         stores,
-        pointers_of(program, stores),
+        pointers_of(program, stores, () if roles.decoded is None else read_beside(roles.decoded)),
         symbols_of(program),
         loops[0],
         WARPGROUP if wide else 32,
@@ -288,7 +299,7 @@ def _logical_extent(stmt: Parallel, place: Place, axis: int) -> Expr | None:
 
 def _maps(rings: tuple[Ring, ...], stores: tuple[Parallel, ...]) -> tuple[MapPlan, ...]:
     maps = [
-        MapPlan(f"map_{tile.buffer.name}", tile.tensor, tile.box, not tile.line)
+        MapPlan(f"map_{tile.buffer.name}", tile.tensor, tile.box, not tile.line, tile.shape)
         for ring in rings for tile in ring.tiles
     ]  # fmt: skip
     for position, stmt in enumerate(stores):
@@ -338,9 +349,9 @@ def _beyond_cast(value: Expr) -> bool:
     return not isinstance(value, Load)
 
 
-def pointers_of(program: Program, stores: tuple[Parallel, ...]) -> tuple[Tensor, ...]:
-    """Tensors that are read or written element by element."""
-    found: dict[Tensor, None] = {}
+def pointers_of(program: Program, stores: tuple[Parallel, ...], more: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
+    """Tensors that are read or written element by element; `more` are read beside levels."""
+    found: dict[Tensor, None] = dict.fromkeys(more)
     for stmt in statements(program.body):
         for expr in _expressions(stmt):
             for load in loads(expr):
@@ -386,6 +397,7 @@ def _check(plan: KernelPlan, products: list[Gemm]) -> None:
         raise CudaError(f"{plan.program.name} has products after its loop; CUDA kernels have them in it and before it")
     if not products:
         raise CudaError(f"the loop of {plan.program.name} has no product")
+    _check_special(plan, products)
     room = room_of(plan.profile, plan.blocks)
     if plan.shared_bytes > room:
         parts = [f"{tile.buffer.name}: {tile.bytes} bytes x {ring.slots}" for ring in plan.rings for tile in ring.tiles]
@@ -404,3 +416,19 @@ def _check(plan: KernelPlan, products: list[Gemm]) -> None:
     if plan.roles.registers + 26 > limit:
         names = ", ".join(f"{name}: {words}" for name, words in {**plan.roles.fragments, **plan.roles.packed}.items())
         raise CudaError(f"{plan.roles.registers} registers of tiles ({names}) in threads that have {limit}")
+
+
+def _check_special(plan: KernelPlan, products: list[Gemm]) -> None:
+    """Refuse what operands of 8 bits or packed levels have no form for."""
+    tile = plan.roles.decoded
+    special = "decoded" if tile is not None else products[0].a.dtype if plan.roles.short_sums else None
+    if special and any(not isinstance(stmt, Copy | Gemm) or getattr(stmt, "clear", False) for stmt in plan.loop.body):
+        raise CudaError(f"products of {special} operands in a loop that does more than add them up: no CUDA form yet")
+    if tile is None:
+        return
+    if products != [plan.loop.body[-1]] or len(plan.rings) != 1:
+        raise CudaError(f"{tile.buffer.name} is decoded for one product, at the end of the loop")
+    if not plan.roles.by_warps and extents(tile.buffer)[1] != DECODED:
+        raise CudaError(
+            f"tile {tile.buffer.name} is {extents(tile.buffer)[1]} deep: warpgroups decode {DECODED} at a time"
+        )

@@ -7,8 +7,10 @@ the arrays' addresses, shapes and strides.
 import ctypes
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Const, Expr, Sym
 from tilecore.contract.spec import Tensor
@@ -72,6 +74,8 @@ class Launcher:
         if tensor.name not in arrays:
             raise CudaError(f"no array for {tensor}; the kernel takes {', '.join(map(str, self.tensors))}")
         array = device_array(arrays[tensor.name], tensor.name)
+        if tensor.dtype.is_eighth and array.dtype is DType.U8:  # not every framework exports such arrays otherwise
+            array = replace(array, dtype=tensor.dtype)
         if array.dtype is not tensor.dtype or len(array.shape) != len(tensor.shape):
             raise CudaError(f"{tensor.name} is {array.dtype}{list(array.shape)}; the kernel takes {tensor}")
         if tensor in self.plan.pointers and not array.dense:
@@ -118,6 +122,10 @@ class Launcher:
         key = (plan, array)
         if key not in self.maps:
             size = array.dtype.row.bytes
+            if plan.shape is not None:
+                if not array.dense:
+                    raise CudaError(f"{plan.tensor.name} has strides {array.strides}; levels are read dense")
+                array = replace(array, shape=plan.shape, strides=(plan.shape[1], 1))
             pitches = tuple(stride * size for stride in array.strides[:-1])
             for dim, pitch in enumerate(pitches):
                 if array.shape[dim] > 1 and pitch % PITCH:

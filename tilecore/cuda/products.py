@@ -4,14 +4,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilecore.cuda.kernel import KernelPlan
-from tilecore.cuda.roles import Roles, extents
+from tilecore.cuda.roles import CHUNK, Roles, Staged, extents
 from tilecore.graph import depth_axes
 from tilecore.ir import Gemm, statements
+
+SHORT = 4  # steps of the depth whose products of 8 bits have a sum of their own
+EIGHTH = {"f8e4m3": "e4m3", "f8e5m2": "e5m2"}  # types by what instructions call them
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One instruction: m64 n`columns` k16, A in registers or shared memory, either side contiguous along its depth."""
+    """One instruction: m64 n`columns`, 32 bytes deep, A in registers or shared memory; `minor` is a side that is not
+    contiguous along its depth.
+    """
 
     columns: int
     dtype: str
@@ -34,13 +39,46 @@ def product_of(gemm: Gemm, roles: Roles) -> Product:
         extents(gemm.c)[1] // roles.parts_of(gemm.c.name),
         str(gemm.b.dtype),
         gemm.a.name in roles.packed,
-        left is not None and left.contiguous != a_depth[1],
+        left is not None and left.decoding is None and left.contiguous != a_depth[1],
         gemm.b.name in roles.exchanged or roles.staged[gemm.b.name].contiguous != b_depth[1],
     )
 
 
+def own_columns(product: Product, gemm: Gemm, roles: Roles) -> str:
+    """Where a warpgroup's columns of the right operand begin: at a chunk of them, or at a row of every chunk."""
+    if roles.parts_of(gemm.c.name) == 1:
+        return ""
+    chunk = roles.staged[gemm.b.name].chunk_rows * 128
+    return f" + warpgroup * {product.columns // CHUNK * chunk if product.b_minor else product.columns * 128}"
+
+
+def descriptor(tile: Staged, slot: str, *, minor: bool, skip: str) -> str:
+    """Of step x of the depth, 32 bytes each, in a slot of the tile's ring."""
+    chunk = tile.chunk_rows * 128
+    base = f"tile_{tile.buffer.name} + {slot} * {tile.bytes}{skip}"
+    if minor:
+        return f"depth_minor({base}, {chunk}) + x * {16 * 128 // 16}"
+    return f"depth_major({base} + x / 4 * {chunk}) + x % 4 * 2"
+
+
+def wait_for(roles: Roles, flying: int, condition: str) -> list[str]:
+    """Wait for all products but the last `flying`; under a condition for all, to add what parts of the depth have
+    summed by themselves.
+    """
+    plain = f"products_wait<{flying}>();"
+    if not roles.short_sums:
+        return [plain]
+    lines = [f"if ({condition}) {{", "  products_wait<0>();"]
+    for name in roles.short_sums:
+        add = f"{name}[x] += {name}_part[x];"
+        lines += [f"  pin({name}_part);", f"  TILE_UNROLL for (int x = 0; x < {roles.fragments[name]}; x++) {add}"]
+    return [*lines, *(["} else {", f"  {plain}"] if flying else []), "}"]
+
+
 def product_functions(plan: KernelPlan) -> Iterator[str]:
     """Every function that the kernel calls."""
+    if plan.roles.by_warps:
+        return
     gemms = (stmt for stmt in statements(plan.program.body) if isinstance(stmt, Gemm))
     for product in dict.fromkeys(product_of(gemm, plan.roles) for gemm in gemms):
         yield _function(product)
@@ -61,7 +99,10 @@ def _function(product: Product) -> str:
         inputs = '"l"(a)'
         flags = f"p, 1, 1, {int(product.a_minor)}, {int(product.b_minor)}"
     right, add = f"%{count + operands}", f"%{count + operands + 1}"
-    instruction = f"wgmma.mma_async.sync.aligned.m64n{product.columns}k16.f32.{product.dtype}.{product.dtype}"
+    kind, depth = EIGHTH.get(product.dtype, product.dtype), 16
+    if kind != product.dtype:  # these have no bits for the order of operands
+        flags, depth = "p, 1, 1", 32
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{product.columns}k{depth}.f32.{kind}.{kind}"
     return (
         f"TILE_FN void {product.name}(float (&d)[{count}], {parameters}, u64 b, int add) {{\n"
         f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {add}, 0;\\n{instruction} {{{sums}}}, {left}, {right}, '

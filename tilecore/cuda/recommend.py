@@ -8,22 +8,27 @@ from dataclasses import dataclass
 
 from tilecore.contract.expr import Const, Expr
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, View, extent_of, outputs_of
+from tilecore.cuda.decoding import decoding_of, is_plain
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.linear import linear_operands
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.reshape import heads_as_queries, turned
-from tilecore.cuda.roles import CHUNK, GROUP_ROWS, WIDEST
+from tilecore.cuda.roles import CHUNK, DECODED, GROUP_ROWS, SWIZZLE, WARP_COLUMNS, WIDEST
 from tilecore.cuda.row_plan import MAX_THREADS, row_vector
 from tilecore.library.score import score_of
 
 NOMINAL = 4096  # of an extent that is known at run time only
 DEPTH = 64  # of one step: 128 bytes, one swizzled chunk
 PRODUCT_TILES = ((128, 256), (128, 192), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
+# sums of 8 bits take twice the registers
+SHORT_TILES = ((192, 128), (128, 192), (128, 128), (128, 64), (64, 192), (64, 128), (64, 64))
 MAX_STAGES, BARRIERS = 8, 1024
 SHORT = 2048  # queries
 FEW = 64  # rows of a product that make it a matter of bandwidth, and queries of a tile
 SPLITS = (1, 2, 4, 8)
 DEEP, DEEP_STAGES = 256, 12  # depth of a step and stages where all that counts is bytes in flight
+DECODED_ROWS = 128  # of a tile of levels
+DECODE_CYCLES = 40  # for 64 of the depth of such a tile, per bit of a level and 4 more
 JOIN_CYCLES = 2500  # of an exchange in a cluster
 ROW_THREADS, RUNS, MAX_ELEMENTS = 128, 2, 64  # of a block of short rows; of a thread: runs wanted, elements at most
 # head dim: (warpgroups, keys of a tile), best first; longer rows of scores where fewer warpgroups share the registers
@@ -62,26 +67,34 @@ def _size(extent: Expr | None) -> int:
 
 def _products(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
     batch, rows, depth = (_size(extent) for extent in spec.a.shape)
+    if not is_plain(spec.b):
+        other = turned(spec)
+        if other is None:
+            raise CudaError("products that share a left operand and have levels: one by one they have a kernel")
+        yield from _decoded(other, profile)
+        return
     other = turned(spec) if rows <= FEW else None
     if other is not None:
         yield from _few_rows(other, profile)
     columns = _size(spec.b.shape[2])
     count = len(spec.products)
+    size = spec.a.dtype.row.bytes
+    step = SWIZZLE // size  # of the depth
     ranked: list[tuple[float, int, int]] = []
-    for block_m, block_n in PRODUCT_TILES:
+    for block_m, block_n in PRODUCT_TILES if size > 1 else SHORT_TILES:
         if count * block_n > 256:
             continue
         tiles = batch * -(-rows // block_m) * -(-columns // block_n)
         waves = -(-tiles // profile.processors)
-        products = 2.0 * block_m * block_n * count * DEPTH / profile.flops_per_cycle
-        copies = 2.0 * (block_m + count * block_n) * DEPTH / profile.copy_bytes
-        cycles = waves * (-(-depth // DEPTH) * max(products, copies) + profile.start_cycles)
+        products = 2.0 * block_m * block_n * count * DEPTH / profile.flops_per_cycle  # of as many bytes
+        copies = (block_m + count * block_n) * SWIZZLE / profile.copy_bytes if size > 1 else 0.0  # as measured
+        cycles = waves * (-(-depth // step) * max(products, copies) + profile.start_cycles)
         ranked.append((cycles, block_m, block_n))
     for cycles, block_m, block_n in sorted(ranked):
-        stage = 2 * DEPTH * (block_m + count * block_n)
+        stage = SWIZZLE * (block_m + count * block_n)
         staging = block_m // 64 * 2 * 64 * 128
         stages = min(MAX_STAGES, (profile.shared_bytes - staging - BARRIERS - 1024) // stage)
-        config = {"block_m": block_m, "block_n": block_n, "block_k": DEPTH}
+        config = {"block_m": block_m, "block_n": block_n, "block_k": step}
         yield Choice(config, stages, f"{block_m} x {block_n}: {cycles:.0f} cycles, {stages} stages")
 
 
@@ -89,6 +102,8 @@ def _few_rows(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
     """The long operand is read once; tasks share the depth where there are too few tiles for all processors."""
     batch, rows, depth = (_size(extent) for extent in spec.a.shape)
     block_n = -(-_size(spec.b.shape[2]) // 16) * 16
+    size = spec.a.dtype.row.bytes
+    deep = DEEP * 2 // size
     ranked: list[tuple[float, int, int]] = []
     for block_m in (64, 128):
         tiles = batch * -(-rows // block_m)
@@ -96,15 +111,46 @@ def _few_rows(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
             room = profile.clusters(split)
             active = min(tiles, room) * split
             rate = min(profile.copy_bytes / 2, profile.memory_bytes / active)  # bytes a cycle of one processor
-            share = -(-depth // DEEP // split) * DEEP
-            cycles = -(-tiles // room) * (2.0 * share * block_m / rate + JOIN_CYCLES * (split > 1))
+            share = -(-depth // deep // split) * deep
+            cycles = -(-tiles // room) * (1.0 * size * share * block_m / rate + JOIN_CYCLES * (split > 1))
             ranked.append((cycles, block_m, split))
     for cycles, block_m, split in sorted(ranked):
         stage = 2 * DEEP * (block_m + block_n)
         exchange = block_m * block_n * 4
         stages = min(DEEP_STAGES, (profile.shared_bytes - exchange - BARRIERS - 1024) // stage)
-        config = {"block_m": block_m, "block_n": block_n, "block_k": DEEP, "split": split}
+        config = {"block_m": block_m, "block_n": block_n, "block_k": deep, "split": split}
         yield Choice(config, stages, f"turned, {block_m} x {block_n}, {split} parts: {cycles:.0f} cycles", spec=spec)
+
+
+def _decoded(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
+    """Levels as the left operand: decoded in registers, by as many threads for few columns as for many."""
+    batch, rows, depth = (_size(extent) for extent in spec.a.shape)
+    decoding = decoding_of(spec.a)
+    bits = decoding.bits
+    columns = _size(spec.b.shape[2])
+    ranked: list[tuple[float, int, int, int, int]] = []
+    for block_n in sorted({-(-columns // 8) * 8} if columns <= 128 else {128, 256, min(256, -(-columns // 8) * 8)}):
+        block_k = 1024 // bits if block_n <= WARP_COLUMNS and decoding.run >= DECODED else DECODED
+        tiles = batch * -(-rows // DECODED_ROWS) * -(-columns // block_n)
+        for split in SPLITS:
+            if split > 1 and tiles * split > profile.processors:
+                continue
+            room = profile.clusters(split)
+            active = min(tiles, room) * split
+            steps = -(-depth // block_k // split) * block_k / DEPTH
+            levels = DECODED_ROWS * DEPTH * bits / 8
+            products = 2.0 * DECODED_ROWS * block_n * DEPTH / profile.flops_per_cycle
+            memory = levels / min(profile.copy_bytes / 2, profile.memory_bytes / active)
+            copies = (levels + 2.0 * block_n * DEPTH) / profile.copy_bytes
+            step = max(products, memory, copies, DECODE_CYCLES * (bits + 4))
+            cycles = -(-tiles // room) * (steps * step + profile.start_cycles) + JOIN_CYCLES * (split > 1)
+            ranked.append((cycles, block_n, block_k, split, DECODED_ROWS * block_k * bits // 8 + 2 * block_n * block_k))
+    for cycles, block_n, block_k, split, stage in sorted(ranked):
+        room = DECODED_ROWS * block_n * (4 if split > 1 else 0) + DECODED_ROWS * 2 * block_n * (block_n % 16 == 0)
+        stages = min(DEEP_STAGES, (profile.shared_bytes - room - BARRIERS - 1024) // stage)
+        config = {"block_m": DECODED_ROWS, "block_n": block_n, "block_k": block_k, "split": split}
+        if stages >= 2:
+            yield Choice(config, stages, f"levels, {block_n} columns, {split} parts: {cycles:.0f} cycles", spec=spec)
 
 
 def _decode(spec: AttentionSpec, width: int, profile: GpuProfile) -> Iterator[Choice]:

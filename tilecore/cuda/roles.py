@@ -14,15 +14,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Var, const, substitute
+from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, substitute
 from tilecore.contract.spec import Place, Tensor, View
+from tilecore.cuda.decoding import Decoding, decoding_of, is_plain
 from tilecore.cuda.errors import CudaError
-from tilecore.cuda.values import HALVES
+from tilecore.cuda.values import EIGHTHS, HALVES
 from tilecore.graph import TileGraph, build_graph, depth_axes, gemm_axes, split_affine, tile_axes
 from tilecore.ir import Buffer, Copy, For, Gemm, Parallel, Program, statements
 
 GROUP_ROWS = 64  # rows of a product that one warpgroup has
-CHUNK = 64  # elements of the contiguous axis that 128 bytes hold
+SWIZZLE = 128  # bytes of the contiguous axis in one chunk
+CHUNK = 64  # halves in one
+STEP_BYTES = 32  # of the depth that one product instruction takes
+WARP_COLUMNS = 32  # of a product by levels, up to which warps of their own are faster than warpgroups
+DECODED = 64  # elements of the depth that are decoded while the products of as many run
+OPERANDS = (*HALVES, *EIGHTHS)  # types that tensor copies bring for products
 WIDEST = 256  # columns of a product of one warpgroup
 MAX_BOX = 256  # elements of a tensor copy along any axis
 MAX_RANK = 5  # of a tensor map
@@ -31,9 +37,10 @@ LINE_BYTES = 128  # of which a line's size and address are multiples
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A tile in shared memory that tensor copies bring: [chunks of `contiguous`][rows of the other axis][64], swizzled.
+    """A tile in shared memory that tensor copies bring: [chunks of `contiguous`][rows of the other axis][128 bytes].
 
-    A tile of one axis is a *line*, plain elements in order.
+    Chunks are swizzled. A tile of one axis is a *line*, plain elements in order. The levels of a `decoding` come as the
+    bytes that hold them, of a tensor told as rows of bytes; their chunks may be of 32 or 64 bytes.
     """
 
     buffer: Buffer
@@ -41,6 +48,7 @@ class Staged:
     contiguous: int  # axis of the tile that is contiguous in memory
     dims: tuple[int, ...]  # dim of the tensor that each axis of the tile walks
     origin: tuple[Expr, ...]  # of the tile, per dim of the tensor
+    decoding: Decoding | None = None
 
     @property
     def line(self) -> bool:
@@ -48,27 +56,46 @@ class Staged:
         return len(self.dims) == 1
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of the tile along its contiguous axis."""
+        bits = self.buffer.dtype.bits if self.decoding is None else self.decoding.bits
+        return extents(self.buffer)[self.contiguous] * bits // 8
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one row of a chunk, which are the span of its swizzle as well."""
+        return self.row_bytes if self.line else min(SWIZZLE, self.row_bytes)
+
+    @property
+    def chunk(self) -> int:
+        """Elements of the tensor in one row of a chunk."""
+        return self.chunk_bytes // self.tensor.dtype.row.bytes
+
+    @property
     def chunk_rows(self) -> int:
-        """Rows of 128 bytes in one chunk."""
-        return extents(self.buffer)[1 - self.contiguous]
+        """Rows of one chunk."""
+        return 1 if self.line else extents(self.buffer)[1 - self.contiguous]
 
     @property
     def chunks(self) -> int:
         """Tensor copies that bring the tile."""
-        return 1 if self.line else extents(self.buffer)[self.contiguous] // CHUNK
+        return self.row_bytes // self.chunk_bytes
 
     @property
     def bytes(self) -> int:
         """Size of the tile."""
-        if self.line:
-            return extents(self.buffer)[0] * self.buffer.dtype.row.bytes
-        return self.chunks * self.chunk_rows * 128
+        return self.row_bytes * self.chunk_rows
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """The tensor as rows of bytes, where that is how it is copied."""
+        return None if self.decoding is None else (self.decoding.rows, self.decoding.pitch)
 
     @property
     def box(self) -> tuple[int, ...]:
         """Elements of one tensor copy, per dim of the tensor."""
-        box = [1] * len(self.tensor.shape)
-        box[self.dims[self.contiguous]] = extents(self.buffer)[0] if self.line else CHUNK
+        box = [1] * len(self.origin)
+        box[self.dims[self.contiguous]] = self.chunk
         if not self.line:
             box[self.dims[1 - self.contiguous]] = self.chunk_rows
         return tuple(box)
@@ -114,9 +141,33 @@ class Roles:
         return next((parts for name, parts in self.shared.items() if self.graph.classes[name, 0] == own), None)
 
     @property
+    def decoded(self) -> Staged | None:
+        """The left operand that is decoded from levels on its way to the products."""
+        return next((tile for tile in self.staged.values() if tile.decoding is not None), None)
+
+    @property
+    def by_warps(self) -> bool:
+        """Whether warps multiply by themselves: few columns of a right operand that lies along the depth, and levels
+        of which the quarter that a thread reads in one piece is of one run.
+        """
+        tile = self.decoded
+        if tile is None or tile.decoding is None:
+            return False
+        (gemm,) = (stmt for stmt in statements(self.program.body) if isinstance(stmt, Gemm))
+        few = extents(gemm.c)[1] <= WARP_COLUMNS and tile.decoding.run >= DECODED
+        return few and self.staged[gemm.b.name].contiguous == depth_axes(gemm)[1][1]
+
+    @property
+    def short_sums(self) -> tuple[str, ...]:
+        """Results of products of 8 bits, which cards sum with few bits: parts of the depth have sums of their own."""
+        gemms = (stmt for stmt in statements(self.program.body) if isinstance(stmt, Gemm))
+        return tuple(dict.fromkeys(gemm.c.name for gemm in gemms if gemm.a.dtype in EIGHTHS))
+
+    @property
     def registers(self) -> int:
         """Registers of a consumer thread that tiles take."""
-        return sum(self.fragments.values()) + sum(self.packed.values()) + 2 * len(self.statistics)
+        short = sum(self.fragments[name] for name in self.short_sums)
+        return sum(self.fragments.values()) + short + sum(self.packed.values()) + 2 * len(self.statistics)
 
 
 def infer_roles(program: Program) -> Roles:
@@ -146,6 +197,8 @@ def infer_roles(program: Program) -> Roles:
         on_rows = graph.classes[buffer.name, 0] == rows_class
         if buffer.name in fills:
             staged[buffer.name] = _staged(buffer, fills[buffer.name], alone)
+            if staged[buffer.name].decoding is not None:
+                packed[buffer.name] = DECODED // 4
         elif buffer.name in others and buffer.dtype is DType.F32:
             fragments[buffer.name] = _shared(buffer, consumers)
             shared[buffer.name] = consumers
@@ -220,7 +273,7 @@ def _holds(staged: Mapping[str, Staged], one: str, other: str) -> bool:
 
 
 def _checked(buffer: Buffer, words: int, parts: int) -> int:
-    columns, step = extents(buffer)[1], 16 * parts
+    columns, step = extents(buffer)[1], (8 if words * 2 == extents(buffer)[1] and parts == 1 else 16) * parts
     if columns % step or not step <= columns <= WIDEST * parts:
         raise CudaError(
             f"buffer {buffer.name} has {columns} columns: fragments of {parts} warpgroups have {step} to "
@@ -255,11 +308,13 @@ def _staged(buffer: Buffer, copy: Copy, alone: set[tuple[str, int]]) -> Staged:
     view = copy.src.source
     assert isinstance(view, View)
     shape = extents(buffer)
-    kinds = HALVES if len(shape) == 2 else (*HALVES, DType.F32)
+    if len(shape) == 2 and buffer.dtype in HALVES and not is_plain(view):
+        return _levels(buffer, copy, view)
+    kinds = OPERANDS if len(shape) == 2 else (*HALVES, DType.F32)
     if buffer.dtype not in kinds or not isinstance(view.value, Load) or not isinstance(view.value.source, Tensor):
         raise CudaError(
-            f"operand {view.name} is {view.value}: tensor copies bring f16 or bf16 tensors as they are; compute such "
-            "a prologue in a kernel of its own"
+            f"operand {view.name} is {view.value}: tensor copies bring {', '.join(map(str, kinds))} tensors as they "
+            "are; compute such a prologue in a kernel of its own"
         )
     tensor = view.value.source
     if tensor.dtype is not buffer.dtype:
@@ -276,12 +331,35 @@ def _staged(buffer: Buffer, copy: Copy, alone: set[tuple[str, int]]) -> Staged:
                 f"tile {buffer.name} has {shape[0]} elements of {buffer.dtype}: lines have up to {MAX_BOX}, and a "
                 f"multiple of {LINE_BYTES} bytes"
             )
-    elif shape[inner_axis] % CHUNK or shape[1 - inner_axis] > MAX_BOX or shape[1 - inner_axis] % 8:
+    elif shape[inner_axis] * buffer.dtype.row.bytes % SWIZZLE or not _boxes(shape[1 - inner_axis]):
         raise CudaError(
-            f"tile {buffer.name} is {shape[0]} x {shape[1]}: along its contiguous axis it needs a multiple of {CHUNK} "
-            f"elements, along the other a multiple of 8 up to {MAX_BOX}"
+            f"tile {buffer.name} is {shape[0]} x {shape[1]}: along its contiguous axis it needs a multiple of "
+            f"{SWIZZLE // buffer.dtype.row.bytes} elements, along the other a multiple of 8 up to {MAX_BOX}"
         )
     return Staged(buffer, tensor, inner_axis, dims, origin)
+
+
+def _boxes(rows: int) -> bool:
+    return rows % 8 == 0 and rows <= MAX_BOX
+
+
+def _levels(buffer: Buffer, copy: Copy, view: View) -> Staged:
+    """The bytes that hold levels of a computed left operand. Zeros beyond the depth meet zeros of the other side."""
+    found = decoding_of(view)
+    rows, depth = extents(buffer)
+    if (buffer.scope, tile_axes(copy.src, copy.dst)) != ("shared", ((1, 0), (2, 1))):
+        raise CudaError(f"{view.name} is decoded into {buffer.name}: rows and the depth as they come are supported")
+    if depth % DECODED or rows > MAX_BOX or depth * found.bits // 8 % STEP_BYTES:
+        raise CudaError(f"tile {buffer.name} is {rows} x {depth}: levels are decoded in steps of {DECODED}")
+    _, row, k = copy.src.origin
+    return Staged(buffer, found.tensor, 1, (0, 1), (row, k * found.bits // const(8)), found)
+
+
+def read_beside(tile: Staged) -> tuple[Tensor, ...]:
+    """Tensors that decoding a tile reads element by element, such as scales."""
+    assert tile.decoding is not None
+    found = (load.source for load in loads(tile.decoding.value))
+    return tuple(dict.fromkeys(source for source in found if isinstance(source, Tensor)))
 
 
 def _rectangle(
@@ -347,9 +425,16 @@ def _check_product(gemm: Gemm, staged: Mapping[str, Staged], fragments: Mapping[
         raise CudaError(f"the left operand {gemm.a.name} is neither copied from memory nor a fragment")
     if gemm.a.dtype is not gemm.b.dtype:
         raise CudaError(f"{gemm.a.name} is {gemm.a.dtype} and {gemm.b.name} is {gemm.b.dtype}; products take one type")
-    deep = extents(gemm.a)[depth[0][1]]
-    if deep % 16:
-        raise CudaError(f"the depth of {gemm.a.name} is {deep}; products go 16 deep")
+    deep, step = extents(gemm.a)[depth[0][1]], STEP_BYTES // gemm.a.dtype.row.bytes
+    if deep % step:
+        raise CudaError(f"the depth of {gemm.a.name} is {deep}; products go {step} deep")
+    for operand, axis in zip((gemm.a, gemm.b), depth, strict=True):
+        tile = staged.get(operand.name)
+        if operand.dtype in EIGHTHS and (tile is None or tile.contiguous != axis[1]):
+            raise CudaError(f"{operand.name} is {operand.dtype}: products of 8 bits take operands that are contiguous "
+                            "along the depth; store it transposed")  # fmt: skip
+    if gemm.b.name in staged and staged[gemm.b.name].decoding is not None:
+        raise CudaError(f"the right operand {gemm.b.name} is decoded; that is done in registers, for left ones")
     if parts > 1 and gemm.a.name in computed and deep % CHUNK:
         raise CudaError(f"{gemm.a.name} is shared by warpgroups: its depth must be a multiple of {CHUNK}")
     if gemm.b.name in computed:

@@ -18,6 +18,11 @@ def spot(plan: KernelPlan) -> str:
     return "spot" if plan.ahead > 1 else "0"
 
 
+def next_tile(plan: KernelPlan) -> list[str]:
+    """What both roles do with that slot at the end of a tile."""
+    return [f"if (++spot == {plan.ahead}) spot = 0, once ^= 1;"] if plan.ahead > 1 else ["once ^= 1;"]
+
+
 class Slots:
     """The last reader of every ring. CudaError for a tile that nothing reads."""
 
@@ -65,7 +70,9 @@ class Slots:
     def _handed_back(self, found: list[tuple[Ring, str]], condition: str) -> list[str]:
         also = f" && {condition}" if condition else ""
         meet = [f"named_sync({STORE} + warpgroup, {WARPGROUP});"]
-        return [
-            *(meet if any(ring.name in self.by_element for ring, _ in found) else []),
-            *(f"if (thread == 0{also}) barrier_arrive(empty_{ring.name} + 8 * {slot});" for ring, slot in found),
-        ]
+        lines = meet if any(ring.name in self.by_element for ring, _ in found) else []
+        for ring, slot in found:
+            lines += ["__syncwarp();"] if ring.decoded else []
+            who = "lane" if ring.decoded else "thread"
+            lines.append(f"if ({who} == 0{also}) barrier_arrive(empty_{ring.name} + 8 * {slot});")
+        return lines

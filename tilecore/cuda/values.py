@@ -17,6 +17,7 @@ STORAGE = {
     DType.I8: "signed char", DType.U8: "u8", DType.BOOL: "u8",
 }  # fmt: skip
 HALVES = (DType.F16, DType.BF16)
+EIGHTHS = (DType.F8E4M3, DType.F8E5M2)  # floats that products read and nothing else does
 INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
          "and": "&&", "or": "||"}  # fmt: skip
 FLOAT_CALLS = {
@@ -149,6 +150,8 @@ def _operation(op: Op, args: list[str]) -> str:
 def _cast(source: DType, target: DType, text: str) -> str:
     if target is DType.BOOL:
         return f"({text} != 0)"
+    if target in EIGHTHS:
+        raise CudaError(f"a cast to {target} has no CUDA form yet: {target} tensors are operands of products")
     if target in HALVES:
         return text if source is target else f"(float)({text})"
     if source.is_float and target in (DType.I8, DType.U8, DType.I16):
@@ -194,6 +197,13 @@ def read(tensor: Tensor, offset: str) -> str:
 def stored(dtype: DType, text: str) -> str:
     """A held value as it is stored."""
     return f"to_{dtype}({text})" if dtype in HALVES else text
+
+
+def unrounded(value: Expr, dtype: DType) -> Expr:
+    """`value` before the rounding that packing or storing does itself."""
+    if isinstance(value, Op) and value.name == "cast" and value.dtype is dtype and value.args[0].dtype is DType.F32:
+        return value.args[0]
+    return value
 
 
 def literal(value: Const) -> str:
