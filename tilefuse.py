@@ -41,17 +41,20 @@ def optimize(
     inputs: Mapping[str, np.ndarray] | None = None,
     save_repro: str | Path | None = None,
     target: Target | None = None,
+    unpad: str | None = None,
 ) -> Report:
     """Fuse `model`, write it to `output` with its library beside it, and say what was fused and what was not.
 
     With `verify`, the fused model is compared with the original first, on `inputs` or on generated ones. A region whose
     kernel is wrong is then left out and stands in the report's `faults`; with `save_repro`, a folder there shows the
     fault. With the target "cuda", the library has kernels for NVIDIA Hopper cards, too (README, limits).
+    fault. `unpad` names the input [batch, length] that is 0 at padding: what the model computes for each token by
+    itself is then computed for the tokens only, and outputs [batch, length, …] are 0 at the padding.
     """
     return compiler.optimize(
         Path(model),
         Path(output),
-        options=_options(target),
+        options=_options(target, unpad),
         progress=lambda stage: None,
         verify=verify,
         inputs=inputs,
@@ -65,8 +68,8 @@ def explain(model: str | Path, *, html: str | Path | None = None, target: Target
     return compiler.explain(Path(model), options=_options(target), page=page)
 
 
-def _options(target: Target | None) -> Options:
-    options = Options.from_environment()
+def _options(target: Target | None, unpad: str | None = None) -> Options:
+    options = replace(Options.from_environment(), unpad=unpad)
     return options if target is None else replace(options, target=target)
 
 

@@ -86,7 +86,7 @@ def _reason(node: ir.Node) -> str:
     if any(out.is_graph_output() for out in node.outputs):
         return "its result is an output of the model, and nothing else is done to it"
     if node.op_type in GATHERS:
-        return "it picks integers by data, where an index out of range has to be an error"
+        return "it picks by data, where an index out of range has to be an error"
     readers = [user for out in node.outputs for user in out.consumers() if user.domain != DOMAIN]
     if readers:
         return f"{readers[0].op_type} {name_of(readers[0])}, which is in no region, reads its result from memory"

@@ -30,6 +30,7 @@ from fuser.rewrite import Replacement, Rewritten, rewrite
 from fuser.save import save
 from fuser.shapes import Shapes, infer
 from fuser.standalone import is_weight
+from fuser.unpad import UnpadError, unpad
 from runtime import native
 from runtime.cost import CardCost, machine_cost
 from runtime.inputs import InputError
@@ -181,7 +182,7 @@ def optimize(
         _write(built.rewritten.model, built.library, output)
         suspects = (*suspects, *(Suspect(key, problem) for key, problem in broken.items()))
         faults = _faults(model, suspects, options, kernels, repros) if suspects else ()
-    except (LoadError, BuildError, OSError) as error:
+    except (LoadError, UnpadError, BuildError, OSError) as error:
         raise CompileError(str(error)) from error
     except RepairError as error:
         raise CompileError(f"the fused model differs from the original: {error}. Nothing was written") from error
@@ -222,7 +223,7 @@ def explain(
                 texts=texts,
                 target=machine_profile(options).target.name,
             )
-    except (LoadError, OSError) as error:
+    except (LoadError, UnpadError, OSError) as error:
         raise CompileError(str(error)) from error
     return report
 
@@ -308,6 +309,8 @@ def fuse(
     progress("reading the model")
     model = load(path)
     nodes = sum(1 for _ in model.graph.all_nodes())
+    if options.unpad is not None:
+        unpad(model, options.unpad)
     fused_before = sum(node.domain == DOMAIN for node in model.graph.all_nodes())
     if fused_before:
         shapes = infer(model)

@@ -32,6 +32,8 @@ class Options:
     """Threads for running models (`TILEFUSE_THREADS`); None leaves it to ONNX Runtime."""
     fuse_all: bool = False
     """Fuse regions for which no gain is predicted, too; a choice of the command line, not of the environment."""
+    unpad: str | None = None
+    """The mask by which padding is left out of the computation; a choice of the command line and of served models."""
     target: str = "cpu"
     """What to generate code for (`TILEFUSE_TARGET`): cpu, an instruction set of it, or cuda for both."""
     profile: str | None = None

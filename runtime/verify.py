@@ -7,6 +7,8 @@ is evaluated in double precision and rounded after every node instead.
 Inputs are tried at two sizes of every symbolic dim, with masks that have holes and hide whole rows, flags on and off,
 and scaled up.
 
+Where the fused model leaves out padding, the original's is hidden: it is compared at the tokens.
+
 Where a model rounds to levels inside, one flipped level changes all that follows: such models are judged region by
 region, each against its own body on the same inputs, and their outputs by how far rounding moves the original's.
 """
@@ -42,6 +44,7 @@ from runtime.compare import (
 from runtime.oracle import Evaluation, Mode, OracleError, evaluate, has_half
 from runtime.schema_functions import in_pieces
 from runtime.session import DOMAIN, load
+from runtime.unpadded import hidden_padding, padding_mask, with_first_token
 
 Array = npt.NDArray[Any]
 
@@ -137,13 +140,18 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
     if not original.is_file():
         raise FileNotFoundError(f"{original}: no such model")
     model = onnx.load(str(original), load_external_data=False)
-    reference = _Original.of(model, str(original), original.parent)
+    fused_model = onnx.load(str(fused), load_external_data=False)
+    mask = padding_mask(fused_model)
+    reference = _reference(original, model, mask)
     session = load(fused)
-    changed = _interface_change(model, onnx.load(str(fused), load_external_data=False))
+    changed = _interface_change(model, fused_model)
     if changed:
         return Verdict(False, (), (), mismatch=changed)
     quantized = quantizes(model)
-    cases = _cases(model, reference, session, inputs, seed)
+    cases = (
+        replace(case, feeds=with_first_token(case.feeds, mask))
+        for case in _cases(model, reference, session, inputs, seed)
+    )
     names = [output.name for output in model.graph.output]
     worst: dict[str, OutputError] = {}
     labels: list[str] = []
@@ -183,6 +191,14 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
             regions = tuple(accused or blame(fused, case.feeds)[0])
             return Verdict(False, tuple(worst.values()), tuple(labels), mismatch, regions, unmeasured, case.feeds)
     return Verdict(True, tuple(worst.values()), tuple(labels), unmeasured=unmeasured)
+
+
+def _reference(original: Path, model: onnx.ModelProto, mask: str | None) -> "_Original":
+    """The original in the file; its padding is hidden if the fused model leaves it out by `mask`."""
+    if mask is None:
+        return _Original.of(model, str(original), original.parent)
+    hidden = hidden_padding(model, mask)
+    return _Original.of(hidden, hidden.SerializeToString(), original.parent)
 
 
 def quantizes(model: onnx.ModelProto) -> bool:

@@ -65,12 +65,18 @@ TargetChoice = Annotated[
     Literal["cpu", "cuda"] | None,
     typer.Option("--target", help="cuda: kernels for NVIDIA Hopper cards too; what has none is left to ONNX Runtime."),
 ]
+Unpad = Annotated[
+    str | None,
+    typer.Option(
+        "--unpad", metavar="MASK", help="Compute tokens only: MASK is the input [batch, length] that is 0 at padding."
+    ),
+]
 MODEL = "IN.onnx"
 
 
-def _options(fuse_all: bool, target: str | None) -> Options:
+def _options(fuse_all: bool, target: str | None, unpad: str | None) -> Options:
     """The environment's settings with those of the command line."""
-    options = replace(Options.from_environment(), fuse_all=fuse_all)
+    options = replace(Options.from_environment(), fuse_all=fuse_all, unpad=unpad)
     return options if target is None else replace(options, target=target)
 
 
@@ -86,6 +92,7 @@ def optimize_command(
     ] = None,
     fuse_all: FuseAll = False,
     target: TargetChoice = None,
+    unpad: Unpad = None,
     as_json: Json = False,
 ) -> None:
     """Fuse a model and write it with its library of kernels beside it."""
@@ -94,7 +101,7 @@ def optimize_command(
         report = optimize(
             model,
             output,
-            options=_options(fuse_all, target),
+            options=_options(fuse_all, target, unpad),
             progress=lambda stage: status.update(stage),
             verify=check,
             inputs=feeds,
@@ -122,6 +129,7 @@ def explain_command(
     ] = None,
     fuse_all: FuseAll = False,
     target: TargetChoice = None,
+    unpad: Unpad = None,
     as_json: Json = False,
 ) -> None:
     """Say what would be fused, what not, and why; the model is not touched."""
@@ -129,7 +137,7 @@ def explain_command(
     with Console(stderr=True).status("looking for regions"):
         report = explain(
             model,
-            options=_options(fuse_all, target),
+            options=_options(fuse_all, target, unpad),
             page=page,
             timings=None if timings is None else read_timings(timings),
         )

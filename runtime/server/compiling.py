@@ -38,13 +38,14 @@ class Compiler:
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
 
-    def optimize(self, model: Path, output: Path) -> None:
-        """Fuse `model` and write it to `output`.
+    def optimize(self, model: Path, output: Path, unpad: str | None) -> None:
+        """Fuse `model` and write it to `output`; `unpad` is the mask by which padding is left out, if any.
 
         Raises:
             ModelError: it cannot be fused, or the server is stopping.
         """
         command = [sys.executable, "-c", _OPTIMIZE, "optimize", str(model), "-o", str(output), "--json"]
+        command += [] if unpad is None else ["--unpad", unpad]
         with self._lock:
             if self._stopped:
                 raise ModelError("the server is stopping")

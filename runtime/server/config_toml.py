@@ -20,7 +20,7 @@ _KEYS: dict[str, type] = {
     "padding": dict,
     "generation": dict,
 }
-_PADDING_KEYS: dict[str, type] = {"dim": str, "buckets": list, "mask": str, "values": dict}
+_PADDING_KEYS: dict[str, type] = {"dim": str, "buckets": list, "mask": str, "values": dict, "unpad": bool}
 _GENERATION_KEYS: dict[str, type] = {
     "enabled": bool,
     "input_ids": str,
@@ -90,7 +90,7 @@ def _padding(path: Path, table: dict[str, Any]) -> Padding:
     for name, value in values.items():
         if type(value) not in (int, float):
             raise SettingsError(f"{path}: padding.values.{name} is {value!r}, but it must be a number")
-    return Padding(table["dim"], tuple(buckets), table["mask"], tuple(values.items()))
+    return Padding(table["dim"], tuple(buckets), table["mask"], tuple(values.items()), table.get("unpad", False))
 
 
 def _check_keys(path: Path, table: dict[str, Any], keys: dict[str, type], *, prefix: str = "") -> None:

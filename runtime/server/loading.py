@@ -20,6 +20,7 @@ from runtime.server.ort_errors import LOAD_ERRORS
 from runtime.server.settings import Generation, Settings
 from runtime.server.statistics import Statistics
 from runtime.server.warmup import warm_up
+from runtime.unpadded import padding_mask
 
 LEAST_WORTH = 4 * 2**20
 """Bytes that padding may take even where the weights have fewer: a run costs more than reading them."""
@@ -29,8 +30,9 @@ LEAST_WORTH = 4 * 2**20
 class Loader:
     """How a model file becomes a session."""
 
-    optimize: Callable[[Path, Path], None]
-    """Fuses the model at the first path and writes it, with its library, to the second. Raises `ModelError`."""
+    optimize: Callable[[Path, Path, str | None], None]
+    """Fuses the model at the first path and writes it, with its library, to the second, without computing padding if
+    there is a mask's name. Raises `ModelError`."""
     open_session: Callable[[Path, Settings, bool], InferenceSession]
     """Opens a model, fused or not as the flag says. Raises `ModelError` or ONNX Runtime's own errors."""
     cache: Path
@@ -41,6 +43,20 @@ class Loader:
     """Fuse every plain model before it is served."""
     stop: Callable[[], None] = lambda: None
     """Ends what `optimize` is doing."""
+
+    def twin(self, files: Files, settings: Settings, *, make: bool) -> Path | None:
+        """The fused twin of a plain model, from the cache or, on request, made now.
+
+        Raises:
+            ModelError: it cannot be optimised.
+        """
+        unpad = _unpad(settings)
+        return optimized_twin(
+            files,
+            cache=self.cache,
+            fingerprint=self.fingerprint if unpad is None else f"{self.fingerprint} without padding by {unpad}",
+            optimize=(lambda model, output: self.optimize(model, output, unpad)) if make else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -63,11 +79,10 @@ def load_version(folder: ModelFolder, version: int, *, root: Path, loader: Loade
     try:
         files = inspect_files(path, root)
         if files.fused or not settings.optimize:
+            _check_padding(files, settings)
             return Loaded(_open(folder.name, version, files.model, files.fused, settings, loader), None)
         first = settings.optimize_first or loader.optimize_first
-        twin = optimized_twin(
-            files, cache=loader.cache, fingerprint=loader.fingerprint, optimize=loader.optimize if first else None
-        )
+        twin = loader.twin(files, settings, make=first)
         if twin is not None:
             return Loaded(_open_twin(folder.name, version, twin, settings, loader, None), None)
         note = "served unfused until it has been optimised"
@@ -83,11 +98,26 @@ def load_fused(model: Model, files: Files, loader: Loader) -> Model:
         ModelError: it cannot be optimised or served.
     """
     try:
-        twin = optimized_twin(files, cache=loader.cache, fingerprint=loader.fingerprint, optimize=loader.optimize)
+        twin = loader.twin(files, model.settings, make=True)
         assert twin is not None
         return _open_twin(model.name, model.version, twin, model.settings, loader, model.statistics)
     except OSError as error:
         raise ModelError(f"cannot read {error.filename}: {error.strerror or error}") from error
+
+
+def _unpad(settings: Settings) -> str | None:
+    """The mask by which a model is to leave out padding."""
+    return settings.padding.mask if settings.padding is not None and settings.padding.unpad else None
+
+
+def _check_padding(files: Files, settings: Settings) -> None:
+    """ModelError when a model that is served as it is computes padding that the settings want left out."""
+    wanted = _unpad(settings)
+    if wanted is not None and padding_mask(onnx.load_model(files.model, load_external_data=False)) != wanted:
+        raise ModelError(
+            f"tilefuse.toml has padding.unpad, but {files.model.name} is served as it is and computes padding: make it "
+            f"with `tilefuse optimize --unpad {wanted}`, or have the server optimise the plain model"
+        )
 
 
 def _open_twin(

@@ -89,6 +89,8 @@ class Padding:
     """The input that says which positions count: it is padded with 0."""
     values: tuple[tuple[str, int | float], ...] = ()
     """What other inputs are padded with, where that is not 0."""
+    unpad: bool = False
+    """Fuse the model so that what it computes for each token by itself is not computed for padding."""
 
 
 @dataclass(frozen=True, kw_only=True)

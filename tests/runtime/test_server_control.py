@@ -240,7 +240,7 @@ def test_a_plain_model_is_served_while_it_is_optimised(tmp_path: Path) -> None:
     save_double(root / "double" / "1" / "model.onnx")
     go = threading.Event()
 
-    def optimize(model: Path, output: Path) -> None:
+    def optimize(model: Path, output: Path, unpad: str | None) -> None:
         assert go.wait(30)
         save_double(output, factor=4.0)
 
@@ -260,7 +260,7 @@ def test_a_model_that_cannot_be_optimised_stays_and_says_why(tmp_path: Path, cap
     root = tmp_path / "models"
     save_double(root / "double" / "1" / "model.onnx")
 
-    def refuse(model: Path, output: Path) -> None:
+    def refuse(model: Path, output: Path, unpad: str | None) -> None:
         raise ModelError("no C compiler was found")
 
     with running(root, plain_loader(tmp_path / "cache", refuse)) as (server, stub):
@@ -273,7 +273,7 @@ def test_a_model_that_was_reloaded_meanwhile_is_not_replaced(root: Path, tmp_pat
     (root / "double" / "tilefuse.toml").unlink()
     go, done = threading.Event(), threading.Event()
 
-    def optimize(model: Path, output: Path) -> None:
+    def optimize(model: Path, output: Path, unpad: str | None) -> None:
         assert go.wait(30)
         save_double(output, factor=100.0)
         done.set()

@@ -14,6 +14,7 @@ from served_models import ServerProcess
 
 from models import minilm
 from runtime.client import Client
+from runtime.unpadded import padding_mask
 
 pytestmark = pytest.mark.cpu
 
@@ -44,12 +45,15 @@ def expected(model: Path, inputs: dict[str, np.ndarray[Any, Any]]) -> np.ndarray
     return np.asarray(session.run(None, inputs)[0])
 
 
-def check_answers(server: ServerProcess, original: Path) -> None:
+def check_answers(server: ServerProcess, original: Path, *, hides_padding: bool = False) -> None:
     with Client(server.url) as client:
         for batch, length in ((1, 7), (3, 20)):
             inputs = feeds(batch, length)
             answer = np.asarray(client.infer("encoder", inputs)["last_hidden_state"], dtype=np.float32)
-            np.testing.assert_allclose(answer, expected(original, inputs), atol=TOLERANCE, rtol=0)
+            wanted = expected(original, inputs)
+            if hides_padding:
+                wanted = np.where(inputs["attention_mask"][..., None] != 0, wanted, 0)
+            np.testing.assert_allclose(answer, wanted, atol=TOLERANCE, rtol=0)
 
 
 @dataclass(frozen=True)
@@ -143,3 +147,40 @@ def test_a_plain_model_answers_before_it_is_fused(served: Served, tmp_path: Path
         check_answers(server, served.original)
     finally:
         assert server.stop() == 0, server.log
+
+
+UNPADDED = """
+[padding]
+dim = "seq"
+buckets = [32]
+mask = "attention_mask"
+unpad = true
+"""
+
+
+def padded(repository: Path, model: Path) -> None:
+    """The model as one that is padded, and fused without its padding."""
+    folder = repository / "encoder"
+    (folder / "1").mkdir(parents=True)
+    shutil.copy(model, folder / "1" / "model.onnx")
+    (folder / "config.pbtxt").write_text('platform: "onnxruntime_onnx" max_batch_size: 8 dynamic_batching {}')
+    (folder / "tilefuse.toml").write_text(UNPADDED)
+
+
+def test_a_padded_model_is_fused_without_its_padding(served: Served, tmp_path: Path) -> None:
+    padded(tmp_path / "models", served.original)
+    server = ServerProcess(tmp_path / "models", served.cache, "--optimize-first").wait_ready(LOAD_SECONDS)
+    try:
+        check_answers(server, served.original, hides_padding=True)
+    finally:
+        assert server.stop() == 0, server.log
+    made = [onnx.load(home / "model.onnx", load_external_data=False) for home in (served.cache / "models").iterdir()]
+    assert sorted(padding_mask(model) or "" for model in made) == ["", "attention_mask"]
+
+
+def test_a_fused_model_that_computes_padding_is_no_model_without(fused: Path, tmp_path: Path) -> None:
+    padded(tmp_path / "models", fused / "encoder" / "1" / "model.onnx")
+    shutil.copy(fused / "encoder" / "1" / "model.so", tmp_path / "models" / "encoder" / "1" / "model.so")
+    server = ServerProcess(tmp_path / "models", tmp_path / "other")
+    assert server.wait_exit() == 1
+    assert "`tilefuse optimize --unpad attention_mask`" in server.log[-1]

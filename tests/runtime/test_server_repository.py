@@ -32,7 +32,7 @@ class CountingLoader:
             optimize=self._optimize, open_session=self._open, cache=cache, optimize_first=True, fingerprint="1"
         )
 
-    def _optimize(self, model: Path, output: Path) -> None:
+    def _optimize(self, model: Path, output: Path, unpad: str | None) -> None:
         self.optimized.append(model)
         if model.parent.parent.name == "unfit":
             raise ModelError("a region of it cannot be compiled")
