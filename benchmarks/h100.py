@@ -22,6 +22,7 @@ from typing import Any
 from runtime.options import Options
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
+from tilecore.contract.panel import packed_level
 from tilecore.contract.spec import (
     AttentionSpec,
     Cell,
@@ -48,6 +49,9 @@ triton_kernels: Any = importlib.import_module("benchmarks.h100_triton")
 
 PRODUCTS = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 14336, 4096), (2048, 2048, 2048), (512, 4096, 4096),
             (128, 4096, 4096), (16, 4096, 4096), (1, 4096, 4096), (16, 8192, 8192), (1, 8192, 8192))  # fmt: skip
+LEVELS = ((1, 4), (16, 4), (64, 4), (128, 4), (512, 4), (2048, 4), (1, 8), (16, 8))  # rows, bits of a weight
+WEIGHTS, GROUP = 8192, 128  # of products by packed weights: columns and depth, elements that share a scale
+EIGHTHS = (4096, 8192)  # of cubic products of 8-bit floats
 TOKENS, MODEL = 16384, 2048  # of attention: batch times length, heads times width
 LENGTHS = (512, 1024, 2048, 4096, 16384)
 HEADS, SHARED, WIDTH = 32, 8, 128  # of decode
@@ -134,6 +138,10 @@ def cases(*, quick: bool) -> list[Callable[[], Case]]:
     found: list[Callable[[], Case]] = []
     for shape in PRODUCTS[::3] if quick else PRODUCTS:
         found.append(lambda shape=shape: product_case(*shape))
+    for rows, bits in LEVELS[::3] if quick else LEVELS:
+        found.append(lambda rows=rows, bits=bits: level_case(rows, bits))
+    for size in EIGHTHS[::2] if quick else EIGHTHS:
+        found.append(lambda size=size: eighth_case(size))
     for width in (128, 64):
         for length in (1024, 4096) if quick else LENGTHS:
             for causal in (False, True):
@@ -233,11 +241,16 @@ def arrays_of(spec: Spec | Tiles) -> Arrays:
     """Random inputs, and room for the outputs."""
     if isinstance(spec, Tiles):
         return spec.arrays()
-    types = {DType.BF16: torch.bfloat16, DType.F16: torch.float16}
-    return {
-        one.name: torch.randn(*[int(str(dim)) for dim in one.shape], device="cuda", dtype=types[one.dtype])
-        for one in (*spec.inputs, *outputs_of(spec))
-    }
+    types = {DType.BF16: torch.bfloat16, DType.F16: torch.float16, DType.F32: torch.float32,
+             DType.F8E4M3: torch.float8_e4m3fn}  # fmt: skip
+
+    def random_of(one: Tensor) -> Any:
+        shape = [int(str(dim)) for dim in one.shape]
+        if one.dtype is DType.U8:
+            return torch.randint(0, 256, shape, device="cuda", dtype=torch.uint8)
+        return torch.randn(*shape, device="cuda").to(types[one.dtype])
+
+    return {one.name: random_of(one) for one in (*spec.inputs, *outputs_of(spec))}
 
 
 def tensor(name: str, *shape: int, dtype: DType = DType.BF16) -> Tensor:
@@ -260,6 +273,67 @@ def product_case(rows: int, columns: int, depth: int) -> Case:
     moved = 0.0 if flops else 2.0 * (rows * depth + columns * depth + rows * columns)
     peers = {"cuBLAS": lambda a: torch.mm(a["x"], a["w"].T, out=a["y"])}
     return Case(f"product {rows} x {columns} x {depth}", spec, peers, flops, moved)
+
+
+def level_case(rows: int, bits: int) -> Case:
+    """C = A · Bᵀ by weights of 4 or 8 bits, groups of `GROUP` with a scale and a packed zero point; beside them cuBLAS
+    with the same weights in bf16.
+    """
+    groups, each = WEIGHTS // GROUP, const(8 // bits)
+    x, y = tensor("x", rows, WEIGHTS), tensor("y", rows, WEIGHTS)
+    levels = tensor("levels", WEIGHTS, groups, GROUP * bits // 8, dtype=DType.U8)
+    scale, zero = tensor("scale", WEIGHTS, groups), tensor("zero", WEIGHTS, groups * bits // 8, dtype=DType.U8)
+    g, m, n, k = axes(g=1, m=rows, n=WEIGHTS, k=WEIGHTS)
+    number, within = k // const(GROUP), k % const(GROUP)
+    level = packed_level(Load(levels, (n, number, within // each)), within, bits)
+    real = cast(level, DType.F32) - cast(packed_level(Load(zero, (n, number // each)), number, bits), DType.F32)
+    value = cast(real * cast(Load(scale, (n, number)), DType.F32), DType.BF16)
+    acc = Var("acc", DType.F32)
+    result = Result(Place(y, (g, m, n), (m, n)), cast(acc, DType.BF16))
+    views = View("left", (g, m, k), Load(x, (m, k))), View("right", (g, k, n), value)
+
+    def dense(arrays: Arrays) -> Any:
+        if "dense" not in arrays:
+            parts = [arrays[name] for name in ("levels", "zero")]
+            if bits == 4:
+                parts = [torch.stack([part & 15, part >> 4], -1) for part in parts]
+            whole, zeros = parts[0].view(WEIGHTS, groups, GROUP), parts[1].reshape(WEIGHTS, groups, 1)
+            arrays["dense"] = (
+                ((whole.float() - zeros) * arrays["scale"].float()[..., None]).view(WEIGHTS, -1).bfloat16()
+            )
+        return arrays["dense"]
+
+    peers = {
+        "cuBLAS bf16": lambda a: torch.mm(a["x"], dense(a).T, out=a["y"]),
+        "Triton": lambda a: triton_kernels.levels(a["x"], a["levels"], a["scale"], a["zero"], a["y"], bits, GROUP),
+    }
+    moved = WEIGHTS * (WEIGHTS * bits / 8 + groups * (2 + bits / 8)) + 4.0 * rows * WEIGHTS
+    flops = 2.0 * rows * WEIGHTS * WEIGHTS if rows > 64 else 0.0
+    spec = ContractionSpec((x, levels, scale, zero), *views, acc, (result,))
+    return Case(f"int{bits} product {rows} x {WEIGHTS} x {WEIGHTS}", spec, peers, flops, moved)
+
+
+def eighth_case(size: int) -> Case:
+    """C = A · Bᵀ of 8-bit floats with a scale for each side; cuBLASLt with and without its fast sums."""
+    x, w = (tensor(name, size, size, dtype=DType.F8E4M3) for name in "xw")
+    y, left, right = tensor("y", size, size), *(tensor(name, 1, dtype=DType.F32) for name in ("left", "right"))
+    g, m, n, k = axes(g=1, m=size, n=size, k=size)
+    acc = Var("acc", DType.F32)
+    value = cast(acc * Load(left, (const(0),)) * Load(right, (const(0),)), DType.BF16)
+    views = View("a", (g, m, k), Load(x, (m, k))), View("b", (g, k, n), Load(w, (n, k)))
+    spec = ContractionSpec((x, w, left, right), *views, acc, (Result(Place(y, (g, m, n), (m, n)), value),))
+
+    def scaled(fast: bool) -> Callable[[Arrays], Any]:
+        return lambda a: torch._scaled_mm(
+            a["x"], a["w"].T, scale_a=a["left"], scale_b=a["right"], out_dtype=torch.bfloat16, use_fast_accum=fast
+        )
+
+    def exact(arrays: Arrays) -> Any:
+        return arrays["x"].float() @ arrays["w"].float().T * (arrays["left"] * arrays["right"])
+
+    peers = {"cuBLASLt": scaled(fast=False), "cuBLASLt fast": scaled(fast=True)}
+    # as many operations as take a cubic bf16 product of half the time
+    return Case(f"fp8 product {size}^3", spec, peers, 1.0 * size**3, reference=exact)
 
 
 def attention_of(shape: tuple[int, ...], keys: tuple[int, ...], dtype: DType, causal: bool) -> AttentionSpec:

@@ -236,3 +236,47 @@ def chunk_scan(cb, x, dt, da, c, states, d, out):
 
     _chunk_scan[grid](cb, x, dt, da, c, states, d, out, steps, heads, width, c.shape[3], length)
     return out
+
+
+LEVELS = [
+    triton.Config({"BM": rows, "BN": columns, "BK": depth}, num_warps=warps, num_stages=stages)
+    for rows, columns, depth, warps, stages in (
+        (16, 32, 128, 4, 5), (16, 64, 128, 4, 4), (64, 64, 128, 4, 3), (128, 128, 64, 8, 3), (128, 256, 64, 8, 3),
+    )
+]  # fmt: skip
+
+
+@triton.autotune(LEVELS, key=["M"])
+@triton.jit
+def _levels(x_at, levels_at, scale_at, zero_at, y_at, M, N, K, BITS: tl.constexpr, GROUP: tl.constexpr,
+            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    rows, columns, depth = tl.program_id(1) * BM + tl.arange(0, BM), tl.program_id(0) * BN + tl.arange(0, BN), BK
+    each: tl.constexpr = 8 // BITS
+    packed = tl.arange(0, BK // each)
+    out = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, K, depth):
+        inner = start + tl.arange(0, BK)
+        x = tl.load(x_at + rows[:, None] * K + inner[None, :], mask=rows[:, None] < M, other=0.0)
+        level = tl.load(levels_at + columns[:, None] * (K // each) + start // each + packed[None, :])
+        number = start // GROUP
+        zero = tl.load(zero_at + columns * (K // GROUP // each) + number // each)
+        if BITS == 4:
+            level = tl.join(level & 15, level >> 4).reshape(BN, BK)
+            zero = (zero >> (number % 2 * 4)) & 15
+        scale = tl.load(scale_at + columns * (K // GROUP) + number)
+        real = (level.to(tl.float32) - zero.to(tl.float32)[:, None]) * scale.to(tl.float32)[:, None]
+        out = tl.dot(x, tl.trans(real.to(x.dtype)), out)
+    at = y_at + rows[:, None] * N + columns[None, :]
+    tl.store(at, out.to(y_at.dtype.element_ty), mask=rows[:, None] < M)
+
+
+def levels(x, packed, scale, zero, out, bits, group):
+    """x [M, K] by weights [N, K] of `bits` bits, with a scale and a packed zero point per `group` of the depth."""
+    rows, depth = x.shape
+    columns = scale.shape[0]
+
+    def grid(meta):
+        return columns // meta["BN"], triton.cdiv(rows, meta["BM"])
+
+    _levels[grid](x, packed, scale, zero, out, rows, columns, depth, bits, group)
+    return out

@@ -27,6 +27,7 @@ SHORT = 2048  # queries
 FEW = 64  # rows of a product that make it a matter of bandwidth, and queries of a tile
 SPLITS = (1, 2, 4, 8)
 DEEP, DEEP_STAGES = 256, 12  # depth of a step and stages where all that counts is bytes in flight
+WARP_DEPTH = 256  # of a step of warps that multiply by themselves
 DECODED_ROWS = 128  # of a tile of levels
 DECODE_CYCLES = 40  # for 64 of the depth of such a tile, per bit of a level and 4 more
 JOIN_CYCLES = 2500  # of an exchange in a cluster
@@ -130,7 +131,7 @@ def _decoded(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
     columns = _size(spec.b.shape[2])
     ranked: list[tuple[float, int, int, int, int]] = []
     for block_n in sorted({-(-columns // 8) * 8} if columns <= 128 else {128, 256, min(256, -(-columns // 8) * 8)}):
-        block_k = 1024 // bits if block_n <= WARP_COLUMNS and decoding.run >= DECODED else DECODED
+        block_k = WARP_DEPTH if block_n <= WARP_COLUMNS and decoding.run >= DECODED else DECODED
         tiles = batch * -(-rows // DECODED_ROWS) * -(-columns // block_n)
         for split in SPLITS:
             if split > 1 and tiles * split > profile.processors:
