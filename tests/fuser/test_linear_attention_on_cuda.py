@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import onnx
-import pytest
 from region_oracle import scanned
 
 from tilecore.contract.spec import ScanSpec
 from tilecore.cuda.compile import candidates, generate
-from tilecore.cuda.errors import CudaError
 from tilecore.cuda.profile import H100
 
 HEADS, WIDTH = 4, 64
@@ -44,6 +42,7 @@ def test_the_operator_has_a_kernel_with_both_results_stored_by_tensor_copies(tmp
     assert "&map_out1" in text
 
 
-def test_decays_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CudaError, match="decays and other terms have no kernel yet"):
-        candidates(spec_of("gated", tmp_path), H100)
+def test_a_decay_per_head_and_step_is_part_of_it(tmp_path: Path) -> None:
+    spec = spec_of("gated", tmp_path)
+    (choice, *_) = candidates(spec, H100)
+    assert "sum_line(" in generate(spec, choice, label="Kernel").text

@@ -7,10 +7,11 @@ import numpy as np
 from cuda_specs import BF16, F16, F32, Dim, axis, tensor
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Var, cast, const
+from tilecore.contract.expr import Expr, Load, Var, cast, const, unary
 from tilecore.contract.spec import Cell, Place, Result, ScanSpec, State, Tensor, Total
 
 Operands = dict[str, Any]
+CONSTANT = 0.875  # a decay
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class LinearForm:
     """Linear attention, `depth` columns of q and k and `width` of v. `steps_first`: [B, S, H, D], else [B, H, S, D].
 
     `past`: from a state of the same type on; `present`: the last state is a result too; `late`: a step reads what was
-    there before it.
+    there before it; `decay`: what the state is multiplied by in each step, "exp" or "sigmoid" of "g" (f32, [B, S, H])
+    or "constant"; `weighted`: each step counts "w" times (f32, [B, S, H]).
     """
 
     batch: int
@@ -31,6 +33,8 @@ class LinearForm:
     past: bool = False
     present: bool = False
     late: bool = False
+    decay: str = ""
+    weighted: bool = False
     scale: float = 1.0
 
 
@@ -74,15 +78,54 @@ def linear_spec(form: LinearForm) -> ScanSpec:
     old, new = (Cell(name, F32, (form.batch * H, D, E)) for name in ("s", "s.next"))  # type: ignore[arg-type]
     read = Cell("r", F32, tuple(map(const, (form.batch * H, E))))
     first = cast(Load(past, (b, h, d, e)), F32) if form.past else const(0.0, F32)
-    state = State(old, new, (d, e), first, Load(old, (g, d, e)) + at(k, d) * at(v, e))
+    gate, weight = (tensor(name, F32, form.batch, form.steps, H) for name in ("g", "w"))
+    kept, added = Load(old, (g, d, e)), at(k, d) * at(v, e)
+    if form.decay:
+        factor = const(CONSTANT, F32) if form.decay == "constant" else unary(form.decay, Load(gate, (b, t, h)))
+        kept = kept * factor  # type: ignore[assignment]
+    if form.weighted:
+        added = Load(weight, (b, t, h)) * added
+    state = State(old, new, (d, e), first, kept + added)
     total = Total(read, (e,), over, "sum", at(q, over) * Load(old if form.late else new, (g, over, e)))
     place = Place(o, (g, t, e), (b, t, h, e) if form.steps_first else (b, h, t, e))
     results = [Result(place, cast(Load(read, (g, e)) * const(form.scale, F32), form.dtype))]
     if form.present:
         last = Place(present, (g, d, e), (b, h, d, e))
         results.append(Result(last, cast(Load(old, (g, d, e)), form.dtype)))
-    inputs = (q, k, v, *([past] if form.past else []))
+    more = ((past, form.past), (gate, form.decay in ("exp", "sigmoid")), (weight, form.weighted))
+    inputs = (q, k, v, *(one for one, given in more if given))
     return ScanSpec(inputs, g, t, e, (state,), (total,), query, (), tuple(results))
+
+
+def linear_arrays(form: LinearForm, steps: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs of a spec, as they lie in memory."""
+    rng = np.random.default_rng(seed)
+    inner = (steps, form.heads) if form.steps_first else (form.heads, steps)
+    shapes = {name: (form.batch, *inner, form.width if name == "v" else form.depth) for name in "qkv"}
+    shapes |= {"past": (form.batch, form.heads, form.depth, form.width)} if form.past else {}
+    found = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    if form.decay in ("exp", "sigmoid"):
+        found["g"] = rng.standard_normal((form.batch, steps, form.heads)) + 2
+        found["g"] = -np.log1p(np.exp(-found["g"])) if form.decay == "exp" else found["g"]
+    if form.weighted:
+        found["w"] = rng.standard_normal((form.batch, steps, form.heads))
+    return found
+
+
+def exact_linear(form: LinearForm, arrays: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """(o in memory's order, the last state) in float64, step by step."""
+    given = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+    q, k, v = (given[name].swapaxes(1, 2) if form.steps_first else given[name] for name in "qkv")
+    state = given["past"].copy() if form.past else np.zeros((form.batch, form.heads, form.depth, form.width))
+    gate = {"exp": np.exp, "sigmoid": lambda g: 1 / (1 + np.exp(-g))}.get(form.decay)
+    out = np.zeros(v.shape)
+    for t in range(q.shape[2]):
+        before = state
+        kept = state * gate(given["g"][:, t])[..., None, None] if gate else state * (CONSTANT if form.decay else 1.0)
+        weight = given["w"][:, t][..., None, None] if form.weighted else 1.0
+        state = kept + weight * k[:, :, t, :, None] * v[:, :, t, None, :]
+        out[:, :, t] = np.einsum("bhd,bhde->bhe", q[:, :, t], before if form.late else state)
+    return (out.swapaxes(1, 2) if form.steps_first else out) * form.scale, state
 
 
 def scan_operands(form: ScanForm) -> Operands:

@@ -6,39 +6,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chunked_forms import TYPES, LinearForm, linear_spec
+from chunked_forms import TYPES, LinearForm, exact_linear, linear_arrays, linear_spec
 from cuda_arrays import TOLERANCE, error
 from cuda_specs import BF16, F16, F32
 from machine_code import disassemble
 
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Load, Sym, cast, const, unary
-from tilecore.contract.spec import ScanSpec
+from tilecore.contract.spec import ScanSpec, outputs_of
 from tilecore.cuda.compile import CudaKernel, CudaSource, candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan
 from tilecore.cuda.launch import Launcher
-from tilecore.cuda.linear import linear_operands
+from tilecore.cuda.linear import linear_kernel
 from tilecore.cuda.profile import H100
 from tilecore.interpret import interpret
-from tilecore.library.linear_attention import linear_attention
 from tilecore.trace import trace
 
 PLAIN = LinearForm(8, 32, 4096, 128, 128)
 SMALL = LinearForm(2, 3, 33, 16, 24, F16)
-
-
-def exact(form: LinearForm, arrays: dict[str, Any]) -> tuple[Any, Any]:
-    """(o, the last state) of [B, H, S, D] in the arrays' precision."""
-    q, k, v = (arrays[name] for name in ("q", "k", "v"))
-    scores = q @ k.swapaxes(-1, -2)
-    t = np.arange(scores.shape[-1])
-    seen = t[None] < t[:, None] + (0 if form.late else 1)
-    out = (scores * (seen if isinstance(q, np.ndarray) else q.new_tensor(seen))) @ v
-    state = k.swapaxes(-1, -2) @ v
-    if form.past:
-        out, state = out + q @ arrays["past"], state + arrays["past"]
-    return out * form.scale, state
 
 
 def source_of(form: LinearForm, **config: int) -> CudaSource:
@@ -52,23 +38,6 @@ def plan_of(source: CudaSource | CudaKernel) -> KernelPlan:
     return source.plan
 
 
-def random_arrays(form: LinearForm, steps: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs of [B, H, S, D]."""
-    rng = np.random.default_rng(seed)
-    shapes = {name: (form.batch, form.heads, steps, form.width if name == "v" else form.depth) for name in "qkv"}
-    if form.past:
-        shapes["past"] = (form.batch, form.heads, form.depth, form.width)
-    return {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-
-
-def in_memory(form: LinearForm, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Of [B, S, H, D] where the form says so."""
-    turned = form.steps_first
-    return {
-        name: one.swapaxes(1, 2) if turned and name in ("q", "k", "v", "o") else one for name, one in arrays.items()
-    }
-
-
 @pytest.mark.parametrize(
     "form",
     [
@@ -76,20 +45,36 @@ def in_memory(form: LinearForm, arrays: dict[str, Any]) -> dict[str, Any]:
         replace(SMALL, steps_first=True, scale=0.25),
         replace(SMALL, past=True, present=True),
         replace(SMALL, late=True, past=True),
+        replace(SMALL, decay="exp", weighted=True, past=True, present=True),
+        replace(SMALL, decay="sigmoid", steps_first=True, present=True),
+        replace(SMALL, decay="constant"),
+        replace(SMALL, weighted=True, scale=2.0),
     ],
 )
 def test_chunks_and_a_state_are_the_recurrence(form: LinearForm) -> None:
     spec = linear_spec(form)
-    program = trace(linear_attention, inputs=spec.inputs, operands=linear_operands(spec),
-                    extents={"chunk": 16, "block_e": 8})  # fmt: skip
-    arrays = random_arrays(form, 33)
-    given = in_memory(form, arrays)
-    expected, state = exact(form, arrays)
-    for found in (interpret(program, given), evaluate(spec, given)):
-        found = in_memory(form, dict(found))
-        assert np.linalg.norm(found["o"] - expected) < 1e-12 * np.linalg.norm(expected)
+    function, operands = linear_kernel(spec)
+    program = trace(function, inputs=spec.inputs, operands=operands, extents={"chunk": 16, "block_e": 8})
+    arrays = linear_arrays(form, 33)
+    expected, state = exact_linear(form, arrays)
+    for found, tolerance in ((interpret(program, arrays), 1e-6), (evaluate(spec, arrays), 1e-12)):
+        assert np.linalg.norm(found["o"] - expected) < tolerance * np.linalg.norm(expected)
         if form.present:
-            assert np.linalg.norm(found["present"] - state) < 1e-12 * np.linalg.norm(state)
+            assert np.linalg.norm(found["present"] - state) < tolerance * np.linalg.norm(state)
+
+
+def test_a_decay_of_nothing_forgets_and_gives_no_nan() -> None:
+    form = replace(SMALL, decay="exp", present=True)
+    spec = linear_spec(form)
+    function, operands = linear_kernel(spec)
+    program = trace(function, inputs=spec.inputs, operands=operands, extents={"chunk": 16, "block_e": 8})
+    arrays = linear_arrays(form, 33)
+    arrays["g"][:, [3, 4, 20], :] = -np.inf
+    arrays["g"][:, 25, 1] = -1e30
+    expected, state = exact_linear(form, arrays)
+    found = interpret(program, arrays)
+    assert np.linalg.norm(found["o"] - expected) < 1e-6 * np.linalg.norm(expected)
+    assert np.linalg.norm(found["present"] - state) < 1e-6 * np.linalg.norm(state)
 
 
 def refusals() -> list[tuple[str, ScanSpec, str]]:
@@ -97,19 +82,21 @@ def refusals() -> list[tuple[str, ScanSpec, str]]:
     spec = linear_spec(LinearForm(1, 1, 64, 64, 64))
     (state,), (total,) = spec.states, spec.totals
     old = Load(state.cell, (spec.group, *state.axes))
-    added = state.update - old
+    _, added = state.update.args  # type: ignore[union-attr]
     key, value = added.args  # type: ignore[union-attr]
     read = total.value.args  # type: ignore[union-attr]
+
+    clock = cast(spec.time, F32)
+    late = linear_spec(LinearForm(1, 1, 64, 64, 64, decay="exp", late=True))
 
     def changed(update: Any) -> ScanSpec:
         return replace(spec, states=(replace(state, update=update),))
 
     return [
-        (
-            "decay",
-            changed(old * const(0.5, F32) + key * value),
-            r"becomes .*; decays and other terms have no kernel yet",
-        ),
+        ("decay per column", changed(old * unary("exp", value) + key * value), "which is not one number per step"),
+        ("unknown sign", changed(old * clock + key * value), "which may be negative"),
+        ("negative", changed(old * const(-0.5, F32) + key * value), "which may be negative"),
+        ("late decay", late, "read before its step is added"),
         ("gate", changed(old + key * value * unary("sigmoid", key)), "to which .* is added"),
         ("twice", changed(old + old + key * value), "becomes"),
         ("square", changed(old + key * key), "to which .* is added"),
@@ -131,7 +118,7 @@ def test_an_output_that_reads_the_state_beside_its_sum_is_refused() -> None:
     (result,), (state,) = spec.outputs, spec.states
     more = result.value + cast(Load(state.cell, (spec.group, const(0), state.axes[1])), BF16)
     with pytest.raises(CudaError, match=r"output o is .*, which reads more than"):
-        linear_operands(replace(spec, outputs=(replace(result, value=more),)))
+        linear_kernel(replace(spec, outputs=(replace(result, value=more),)))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +149,16 @@ def test_the_state_stays_in_registers_and_scores_are_shared() -> None:
     assert "store_turned(" in source.text
 
 
+def test_decays_are_summed_by_every_warp_and_values_packed_in_registers() -> None:
+    source = source_of(replace(PLAIN, decay="exp", weighted=True))
+    roles = plan_of(source).roles
+    assert roles.lines == ("sums", "own")
+    assert roles.packed == {"added": 16, "before1": 32}
+    assert ("line_sums", 2 * 4 * 64 * 4) in plan_of(source).exchanged
+    assert source.text.count("sum_line(") == 1
+    assert "fetch_turned(v1_turned" in source.text
+
+
 def test_one_warpgroup_shares_its_scores_with_nobody() -> None:
     assert plan_of(source_of(PLAIN, block_e=64)).roles.shared == {"scores": 1}
 
@@ -177,8 +174,12 @@ def test_columns_are_split_where_groups_are_few(form: LinearForm, block: int) ->
 @pytest.mark.cpu
 @pytest.mark.parametrize(
     "form",
-    [PLAIN, LinearForm(2, 4, Sym("S"), 64, 64, F16, steps_first=True, past=True, present=True)],
-    ids=["plain", "with states"],
+    [
+        PLAIN,
+        LinearForm(2, 4, Sym("S"), 64, 64, F16, steps_first=True, past=True, present=True),
+        replace(PLAIN, decay="exp", weighted=True, present=True),
+    ],
+    ids=["plain", "with states", "gated"],
 )
 def test_machine_code_and_resources(form: LinearForm, object_cache: Path, tmp_path: Path) -> None:
     pytest.importorskip("nvidia", reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
@@ -201,22 +202,37 @@ def test_machine_code_and_resources(form: LinearForm, object_cache: Path, tmp_pa
         LinearForm(2, 2, 130, 128, 64, past=True, present=True),
         LinearForm(1, 140, 65, 64, 256, late=True),
         LinearForm(1, 1, 1, 128, 64, F16),
+        LinearForm(2, 3, 200, 64, 64, F16, decay="exp", weighted=True, past=True, present=True),
+        LinearForm(20, 8, 300, 128, 128, steps_first=True, decay="sigmoid", present=True),
+        LinearForm(3, 2, Sym("S"), 64, 128, F16, decay="constant"),
+        LinearForm(1, 3, 77, 128, 64, F16, steps_first=True, weighted=True),
     ],
 )
 def test_linear_attention(form: LinearForm, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
+    check(form, linear_arrays(form, form.steps if isinstance(form.steps, int) else 321), torch, tmp_path)
+
+
+@pytest.mark.gpu
+def test_states_that_are_forgotten(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    form = LinearForm(1, 4, 200, 64, 64, F16, decay="exp", present=True)
+    arrays = linear_arrays(form, 200)
+    arrays["g"][:, [3, 4, 70, 127, 128], :] = -np.inf
+    arrays["g"][:, 150, 1] = -1e30
+    check(form, arrays, torch, tmp_path)
+
+
+def check(form: LinearForm, arrays: dict[str, np.ndarray], torch: Any, cache: Path) -> None:
+    """Run the kernel of a form on a card."""
     spec = linear_spec(form)
-    steps = form.steps if isinstance(form.steps, int) else 321
-    kind = getattr(torch, TYPES[form.dtype])
-    found = {name: torch.tensor(array, device="cuda").to(kind) for name, array in random_arrays(form, steps).items()}
-    expected, state = exact(form, {name: array.double() for name, array in found.items()})
-    found = {name: array.contiguous() for name, array in in_memory(form, found).items()}
-    found["o"] = torch.full_like(found["v"], float("nan"))
-    found["present"] = torch.full((form.batch, form.heads, form.depth, form.width), float("nan"), device="cuda").to(
-        kind
-    )
-    launch = Launcher(compile_cuda(spec, label="Kernel", cache_directory=tmp_path))
+    kinds = {one.name: getattr(torch, TYPES[one.dtype]) for one in (*spec.inputs, *outputs_of(spec))}
+    found = {name: torch.tensor(array, device="cuda").to(kinds[name]) for name, array in arrays.items()}
+    expected, state = exact_linear(form, {name: array.double().cpu().numpy() for name, array in found.items()})
+    results = {"o": expected, "present": state} if form.present else {"o": expected}
+    for name, result in results.items():
+        found[name] = torch.full(result.shape, float("nan"), device="cuda", dtype=kinds[name])
+    launch = Launcher(compile_cuda(spec, label="Kernel", cache_directory=cache))
     launch(found, stream=torch.cuda.current_stream().cuda_stream)
-    assert error(in_memory(form, found)["o"], expected) < TOLERANCE[form.dtype] * 1.5  # scores and state are rounded
-    if form.present:
-        assert error(found["present"], state) < TOLERANCE[form.dtype]
+    for name, result in results.items():  # scores, states and decayed values are rounded on the way
+        assert error(found[name].cpu(), torch.tensor(result)) < TOLERANCE[form.dtype] * 1.5

@@ -200,6 +200,16 @@ TILE_FN void fetch_fragment(u32 (&to)[N], u32 tile, u32 chunk_bytes) {  // pairs
   TILE_UNROLL for (int part = 0; part < N / 4; part++)
     load_matrices(to + 4 * part, row + part / 4 * chunk_bytes + ((part % 4 * 2 + lane / 16 ^ lane % 8) << 4));
 }
+TILE_FN void load_turned(u32* to, u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+template <int N>
+TILE_FN void fetch_turned(u32 (&to)[N], u32 chunk) {  // the same of 64 columns that are a fragment's rows
+  const u32 lane = threadIdx.x % 32, unit = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
+  TILE_UNROLL for (int part = 0; part < N / 4; part++)
+    load_turned(to + 4 * part, chunk + (part * 16 + lane / 16 * 8 + lane % 8) * 128 + ((unit ^ lane % 8) << 4));
+}
 // Elements of lines: one, or two neighbours from an even one on.
 TILE_FN u32 line_word(u32 address) {
   u32 word;
@@ -224,6 +234,23 @@ TILE_FN void line_pair_f16(float* to, u32 line, int x) {
 TILE_FN void line_pair_bf16(float* to, u32 line, int x) {
   const u32 word = line_word(line + 2 * x);
   to[0] = __int_as_float(word << 16), to[1] = __int_as_float(word & 0xffff0000u);
+}
+TILE_FN void line_write(u32 line, int x, float y) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(line + 4 * x), "f"(y) : "memory");
+}
+TILE_FN void sum_line(u32 line) {  // running sums of 64 elements, by the warp that has them
+  const u32 lane = threadIdx.x % 32;
+  float pair[2];
+  line_pair_f32(pair, line, 2 * lane);
+  float sum = pair[0] + pair[1];
+  TILE_UNROLL for (u32 step = 1; step < 32; step *= 2) {
+    const float below = __shfl_up_sync(0xffffffff, sum, step);
+    if (lane >= step) sum = below + sum;
+  }
+  const float below = __shfl_up_sync(0xffffffff, sum, 1), before = lane ? below : 0.0f;
+  line_write(line, 2 * lane, before + pair[0]);
+  line_write(line, 2 * lane + 1, sum);
+  __syncwarp();
 }
 
 // ---- packed levels: the first of two in the low bits ----

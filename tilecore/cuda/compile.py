@@ -16,7 +16,7 @@ from tilecore.cuda.emit_cuda import emit_cuda
 from tilecore.cuda.emit_rows import emit_rows
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan, plan_kernel
-from tilecore.cuda.linear import linear_operands
+from tilecore.cuda.linear import linear_kernel
 from tilecore.cuda.nvrtc import Cubin, build_cubin
 from tilecore.cuda.profile import H100, GpuProfile
 from tilecore.cuda.recommend import Choice, choices
@@ -26,7 +26,6 @@ from tilecore.cuda.scales import keep_scale
 from tilecore.cuda.values import RESERVED
 from tilecore.cuda.views import inline_views
 from tilecore.library import kernel_for
-from tilecore.library.linear_attention import linear_attention
 from tilecore.printer import print_program
 from tilecore.trace import trace
 from tilecore.verify import verify
@@ -143,7 +142,7 @@ def write(spec: Spec, choice: Choice, *, label: str, profile: GpuProfile = H100)
     _check_supported(spec)
     spec = choice.spec or spec
     if isinstance(spec, ScanSpec):
-        function, operands = linear_attention, linear_operands(spec)
+        function, operands = linear_kernel(spec)
     else:
         function, operands = kernel_for(spec)
     return generate_tiles(function, operands, choice, label=label, profile=profile, inputs=spec.inputs)

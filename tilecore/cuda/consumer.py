@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, rewrite, substitute, variables
 from tilecore.contract.spec import Place, Tensor
-from tilecore.cuda.elements import fetched_elements, staged_element
+from tilecore.cuda.elements import (
+    LINE_POSITION,
+    computed,
+    computes_line,
+    fetched_element,
+    fetched_elements,
+    readable,
+    summed,
+)
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.flight import Flight, readers_of, to_wait_for
 from tilecore.cuda.joins import REDUCTIONS, join_text
@@ -22,14 +30,14 @@ from tilecore.cuda.partial import partial_sums
 from tilecore.cuda.products import SHORT, descriptor, own_columns, product_of, wait_for
 from tilecore.cuda.roles import GROUP_ROWS, STEP_BYTES, extents, stored_rectangle
 from tilecore.cuda.slots import Slots, next_tile, spot
-from tilecore.cuda.stores import staged_store
+from tilecore.cuda.stores import MEET, exchange, exchanged_tile, staged_store
 from tilecore.cuda.values import HALVES, Values, pointer, stored, unrounded
 from tilecore.cuda.views import in_bounds
 from tilecore.graph import depth_axes
-from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Join, Parallel, Reduce, Stmt, Store, statements
+from tilecore.ir import Buffer, Copy, CumSum, Fill, For, Gemm, If, Join, Parallel, Reduce, Stmt, Store, statements
 
 GROUP_ROW = Var("group_row")  # the first row of the warpgroup
-TURN, MEET = 1, 8  # named barriers: turns of up to 3 warpgroups, all of them (between: `STORE`, staged stores of each)
+TURN = 1  # named barriers of up to 3 warpgroups that take turns; those of `stores` follow
 
 
 class Consumer:
@@ -43,7 +51,7 @@ class Consumer:
         self.lines: list[str] = []
         self.flying: list[Flight] = []  # oldest first
         self.at = "slot"  # of the rings inside the loop
-        self.columns: tuple[Var, ...] = ()  # of the parallel loop being written
+        self.axes: tuple[Var, ...] = ()  # of the parallel loop being written
         self.partial: tuple[str, ...] = ()  # row sums that the four threads of a row keep apart
         self.slots = Slots(plan)
         self.levels = levels_in(plan)
@@ -123,6 +131,8 @@ class Consumer:
                 self._parallel(stmt)
                 self._wait_for(readers_of(self.flying, self.slots.last_read_by(stmt)))
                 self.lines += self.slots.freed_by([stmt], self.at)
+            case CumSum():
+                self.lines += summed(stmt, self.roles)
             case Join():
                 self._drain()
                 for number, group in enumerate(self.plan.split.groups):
@@ -286,7 +296,7 @@ class Consumer:
             skip = rows * 128 if product.a_minor else GROUP_ROWS * 128
             left = self._described(gemm.a, product.a_minor, f" + warpgroup * {skip}")
         if gemm.b.name in self.roles.exchanged:
-            right = f"depth_minor({self._exchanged(gemm.b)}, {GROUP_ROWS * 128}) + x * {16 * 128 // 16}"
+            right = f"depth_minor({exchanged_tile(self.plan, gemm.b)}, {GROUP_ROWS * 128}) + x * {16 * 128 // 16}"
         else:
             right = self._described(gemm.b, product.b_minor, own_columns(product, gemm, self.roles))
         result, add = gemm.c.name, "x != 0" if gemm.clear else "1"
@@ -345,7 +355,7 @@ class Consumer:
             return
         self._drain(copy)
         if target.name in self.roles.exchanged:
-            self._exchange(source, target)
+            self.lines += exchange(self.plan, source, self._count(source), target)
         elif target.name in self.roles.packed:
             count = self.roles.packed[target.name]
             pair = f"pair_{target.dtype}({source.name}[2 * x], {source.name}[2 * x + 1])"
@@ -355,36 +365,6 @@ class Consumer:
             self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x++) {target.name}[x] = {source.name}[x];")
 
     # ---- warpgroups that share rows ----
-
-    def _meet(self) -> str:
-        return f"named_sync({MEET}, {self.roles.consumers * WARPGROUP});"
-
-    def _exchange(self, source: Buffer, target: Buffer) -> None:
-        """A fragment to swizzled shared memory, where every warpgroup has its columns."""
-        parts = self._count(source) // 8  # of 16 columns
-        pairs = ", ".join(f"pair_{target.dtype}({source.name}[8 * x + {i}], {source.name}[8 * x + {i + 1}])"
-                          for i in range(0, 8, 2))  # fmt: skip
-        if self.plan.exchange_slots == 1:
-            self.lines.append(self._meet())  # nobody reads what is there any more
-        else:
-            self.lines.append(f"written ^= {1 << self.roles.exchanged.index(target.name)};")
-        self.lines += [
-            f"TILE_UNROLL for (int x = 0; x < {parts}; x++) {{",
-            f"  const int part = warpgroup * {parts} + x;",
-            f"  const u32 tile = {self._exchanged(target)} + part / 4 * {GROUP_ROWS * 128};",
-            "  const u32 row = tile + (warp * 16 + lane % 16) * 128;",
-            f"  store_matrices(row + ((part % 4 * 2 + lane / 16 ^ lane % 8) << 4), {pairs});",
-            "}",
-            "show_to_copies();",
-            self._meet(),
-        ]
-
-    def _exchanged(self, target: Buffer) -> str:
-        """Where such a tile lies now."""
-        if self.plan.exchange_slots == 1:
-            return f"tile_{target.name}"
-        size = extents(target)[0] * extents(target)[1] * 2
-        return f"tile_{target.name} + (written >> {self.roles.exchanged.index(target.name)} & 1) * {size}"
 
     def _join_parts(self, kind: str, name: str) -> None:
         if self.roles.parts > 1:
@@ -432,14 +412,12 @@ class Consumer:
             return f"{name}[x]"
         if name in self.roles.statistics:
             return f"{name}[x >> 1 & 1]"
-        if name in self.roles.staged:
-            return staged_element(
-                self.roles.staged[name], by_column=len(load.index) == 1 and load.index[0] in self.columns
-            )
+        if name in self.roles.staged or name in self.roles.lines:
+            return fetched_element(load, self.axes, self.roles)
         raise CudaError(f"{name} is read element by element; only products and row values are")
 
     def _parallel(self, stmt: Parallel) -> None:
-        self.columns = stmt.axes[1:]
+        self.axes = stmt.axes
         fetched = fetched_elements(stmt, self.roles, self._where(stmt), self._slot)
         if fetched:
             self.lines += ["{", *fetched]
@@ -450,10 +428,18 @@ class Consumer:
                 self._check_indices(stmt, store)
                 if isinstance(store.target, Place):
                     self._direct_store(stmt, store)
+                elif store.target.name in (*self.roles.packed, *self.roles.lines):
+                    self._computed(stmt, store, store.target)
                 else:
                     self._elementwise(stmt, store)
         if fetched:
             self.lines.append("}")
+
+    def _computed(self, stmt: Parallel, store: Store, target: Buffer) -> None:
+        value, names, positions = self._positions(stmt, unrounded(store.value, target.dtype))
+        values = self._values(names)
+        text = values.text(value)
+        self.lines += computed(target, self.roles, [*positions, *values.lines], text)
 
     def _check_indices(self, stmt: Parallel, store: Store) -> None:
         """Fragments are read and written at their own element."""
@@ -461,8 +447,8 @@ class Consumer:
         if isinstance(store.target, Buffer):
             accesses.append((store.target, store.index))
         for buffer, index in accesses:
-            along_columns = buffer.name in self.roles.staged and index == stmt.axes[1:]
-            if not (along_columns or index == stmt.axes[: len(index)]) or self.roles.sharing(stmt.axes[0]) is None:
+            fetched = readable(buffer, index, stmt.axes, self.roles)
+            if not (fetched or index == stmt.axes[: len(index)]) or self.roles.sharing(stmt.axes[0]) is None:
                 found = ", ".join(map(str, index))
                 raise CudaError(f"{buffer.name} is indexed by {found}: fragments by their own axes")
 
@@ -533,6 +519,8 @@ class Consumer:
 
     def _where(self, stmt: Parallel) -> tuple[str, str]:
         """Row and column of element x."""
+        if computes_line(stmt, self.roles):
+            return LINE_POSITION, ""
         column = "own_column + (x >> 2) * 8 + (x & 1)"
         if len(stmt.axes) == 2 and (self.roles.sharing(stmt.axes[0]) or 1) > 1:
             column += f" + warpgroup * {2 * self._elements(stmt)}"

@@ -35,6 +35,7 @@ STAGING_CHUNKS = 2  # 64-column chunks that a warpgroup stages for one store
 ALIGNMENT = 1024  # of swizzled tiles
 ROW_SLOTS = 2  # exchanges of row values that may be under way at the same time
 WARPGROUP = 128
+LINE_BYTES_OF_WARPS = 4 * CHUNK * 4  # of a line that each warp of a warpgroup computes
 # (consumers, blocks of a processor): registers of a consumer and a producer thread
 ROLE_REGISTERS = {
     (1, 1): (0, 0), (2, 1): (240, 24), (3, 1): (160, 32),
@@ -126,6 +127,7 @@ class KernelPlan:
         roles = self.roles
         tiles = {buffer.name: math.prod(extents(buffer)) * 2 for buffer in self.program.buffers}
         found = [(f"tile_{name}", tiles[name] * self.exchange_slots) for name in roles.exchanged]
+        found += [(f"line_{name}", roles.consumers * LINE_BYTES_OF_WARPS) for name in roles.lines]
         return (*found, ("row_parts", ROW_SLOTS * roles.parts * GROUP_ROWS * 4)) if roles.parts > 1 else tuple(found)
 
     @property

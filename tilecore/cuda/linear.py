@@ -5,37 +5,50 @@ S[t] = S[c] + Σ_{c < s ≤ t} k[s] v[s]ᵀ, q[t]ᵀ S[t] is q[t]ᵀ S[c] plus t
 Terms and factors of the spec's programs are told apart by what they depend on; a spec that has any other is refused.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, TypeVar
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Op, Var, loads, rewrite, variables
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, cast, const, loads, rewrite, unary, variables
 from tilecore.contract.spec import Cell, Result, ScanSpec, State, Total, View
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.values import HALVES
-from tilecore.library.epilogue import Epilogue, Start
+from tilecore.library.epilogue import Epilogue, Formula
+from tilecore.library.gated_linear_attention import gated_linear_attention
+from tilecore.library.linear_attention import linear_attention
 
 Item = TypeVar("Item")
-KINDS = "CUDA kernels have recurrences of one state S += k vᵀ, read out by one sum over q · S"
+KINDS = "CUDA kernels have recurrences of one state S = decay S + weight k vᵀ, read out by one sum over q · S"
+LOG2E = math.log2(math.e)
 
 
-def linear_operands(spec: ScanSpec) -> dict[str, Any]:
-    """Operands by parameter. CudaError for any other recurrence, with what was found."""
+def linear_kernel(spec: ScanSpec) -> tuple[Callable[..., None], dict[str, Any]]:
+    """The kernel and its operands by parameter. CudaError for any other recurrence, with what was found."""
     state, total = _only(spec.states, "states"), _only(spec.totals, "sums")
     column = spec.column
     if column is None or len(state.axes) != 2 or state.axes[1] != column or spec.reads:
         raise CudaError(f"a state over {', '.join(map(str, state.axes))}: {KINDS}")
-    key, value = _added(spec, state)
+    kept, added = _terms(spec, state)
+    key, value, weights = _sides(added, state)
     query, inclusive = _read_out(spec, state, total)
-    return {
+    operands: dict[str, Any] = {
         "Q": _view("Q", query, spec, total.over),
         "K": _view("K", key, spec, state.axes[0]),
         "V": _view("V", value, spec, column),
         "outputs": tuple(result.place for result in spec.outputs),
-        "start": Start((spec.group, *state.axes), state.initial),
-        "inclusive": inclusive,
+        "start": Formula((spec.group, *state.axes), state.initial),
         "results": tuple(_result(spec, state, total, result) for result in spec.outputs),
     }
+    if not kept and not weights:
+        return linear_attention, operands | {"inclusive": inclusive}
+    if not inclusive:
+        raise CudaError(f"a decaying state that is read before its step is added: {KINDS}, after the step")
+    at = (spec.group, spec.time)
+    decay = reduce(lambda one, other: one + other, map(_logarithm, kept), const(0.0, DType.F32))
+    weight = reduce(lambda one, other: one * other, weights, const(1.0, DType.F32))
+    return gated_linear_attention, operands | {"decay": Formula(at, decay), "weight": Formula(at, weight)}
 
 
 def _only(items: Sequence[Item], what: str) -> Item:
@@ -44,19 +57,48 @@ def _only(items: Sequence[Item], what: str) -> Item:
     return items[0]
 
 
-def _added(spec: ScanSpec, state: State) -> tuple[Expr, Expr]:
-    """(k, v) where the new state is the old one plus k · v."""
+def _terms(spec: ScanSpec, state: State) -> tuple[list[Expr], list[Expr]]:
+    """Factors of the old state, itself left out, and of what is added to it."""
     old = Load(state.cell, (spec.group, *state.axes))
-    others = [term for term in _parts(state.update, "add") if term != old]
-    if len(others) != 1 or len(list(_parts(state.update, "add"))) != 2:
-        raise CudaError(f"a state that becomes {state.update}: {KINDS}; decays and other terms have no kernel yet")
+    terms = [list(_parts(term, "mul")) for term in _parts(state.update, "add")]
+    holders = [factors for factors in terms if old in factors]
+    others = [factors for factors in terms if old not in factors]
+    if len(holders) != 1 or len(others) != 1 or holders[0].count(old) != 1:
+        raise CudaError(f"a state that becomes {state.update}: {KINDS}")
+    kept = [factor for factor in holders[0] if factor != old]
+    for factor in kept:
+        if set(state.axes) & set(variables(factor)) or _cells(factor):
+            raise CudaError(f"a state that decays by {factor}, which is not one number per step: {KINDS}")
+    return kept, others[0]
+
+
+def _sides(factors: list[Expr], state: State) -> tuple[Expr, Expr, list[Expr]]:
+    """(k, v, weights): what depends on rows, on columns, and on neither."""
     row, column = state.axes
-    factors = list(_parts(others[0], "mul"))
-    sides = [[factor for factor in factors if axis in variables(factor)] for axis in (row, column)]
-    keys, values = sides
-    if len(factors) != 2 or len(keys) != 1 or len(values) != 1 or keys == values or _cells(others[0]):
-        raise CudaError(f"a state to which {others[0]} is added: {KINDS}")
-    return keys[0], values[0]
+    keys = [factor for factor in factors if row in variables(factor)]
+    values = [factor for factor in factors if column in variables(factor)]
+    if len(keys) != 1 or len(values) != 1 or keys == values or any(map(_cells, factors)):
+        raise CudaError(f"a state to which {' · '.join(map(str, factors))} is added: {KINDS}")
+    return keys[0], values[0], [factor for factor in factors if factor not in (keys[0], values[0])]
+
+
+def _logarithm(factor: Expr) -> Expr:
+    """Its logarithm to base 2, for factors that are at least 0 whatever they are computed from."""
+    match factor:
+        case Op(name="exp", args=(power,)):
+            return cast(power, DType.F32) * const(LOG2E, DType.F32)
+        case Op(name="exp2", args=(power,)):
+            return cast(power, DType.F32)
+        case Op(name="cast", args=(inner,)) if inner.dtype.is_float:
+            return _logarithm(inner)
+        case Op(name="sigmoid"):
+            return unary("log2", cast(factor, DType.F32))
+        case Const(value=number) if number > 0:
+            return const(math.log2(number), DType.F32)
+        case _:
+            raise CudaError(
+                f"a state that decays by {factor}, which may be negative: exp, sigmoid and constants may not"
+            )
 
 
 def _read_out(spec: ScanSpec, state: State, total: Total) -> tuple[Expr, bool]:

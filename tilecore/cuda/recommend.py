@@ -10,7 +10,7 @@ from tilecore.contract.expr import Const, Expr
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, View, extent_of, outputs_of
 from tilecore.cuda.decoding import decoding_of, is_plain
 from tilecore.cuda.errors import CudaError
-from tilecore.cuda.linear import linear_operands
+from tilecore.cuda.linear import linear_kernel
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.reshape import heads_as_queries, turned
 from tilecore.cuda.roles import CHUNK, DECODED, GROUP_ROWS, SWIZZLE, WARP_COLUMNS, WIDEST
@@ -190,7 +190,7 @@ def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:
 
 def _linear(spec: ScanSpec, profile: GpuProfile) -> Iterator[Choice]:
     """Two warpgroups share a group's columns where there are groups enough for all processors, else one has its own."""
-    form = linear_operands(spec)
+    _, form = linear_kernel(spec)
     sides: tuple[View, View] = form["Q"], form["V"]
     depth, width = (side.shape[2] for side in sides)
     for extent in (depth, width):

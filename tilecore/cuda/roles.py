@@ -116,6 +116,7 @@ class Roles:
     exchanged: tuple[str, ...]  # operands that warpgroups write to shared memory for each other
     packed: Mapping[str, int]  # register operands: words of a thread, columns / 4
     statistics: tuple[str, ...]
+    lines: tuple[str, ...]  # of a chunk's steps, which every warp computes for itself
     consumers: int
     parts: int
     rows_class: int
@@ -190,6 +191,7 @@ def infer_roles(program: Program) -> Roles:
     shared: dict[str, int] = {}
     exchanged: list[str] = []
     statistics: list[str] = []
+    lines: list[str] = []
     left, right = {gemm.a.name for gemm in gemms}, {gemm.b.name for gemm in gemms}
     others = {gemm.c.name for gemm in gemms if graph.classes[gemm_axes(gemm)[0][0]] != rows_class}
     for buffer in program.buffers:
@@ -209,6 +211,8 @@ def infer_roles(program: Program) -> Roles:
             exchanged.append(buffer.name) if parts > 1 else packed.update({buffer.name: words})
         elif len(shape) == 2 and on_rows and buffer.dtype is DType.F32:
             fragments[buffer.name] = _checked(buffer, shape[1] // 2, parts)
+        elif len(shape) == 1 and buffer.scope == "shared" and buffer.dtype is DType.F32:
+            lines.append(_checked_line(buffer).name)
         elif len(shape) == 1 and on_rows and buffer.dtype is DType.F32:
             statistics.append(buffer.name)
         else:
@@ -217,7 +221,7 @@ def infer_roles(program: Program) -> Roles:
         _check_product(gemm, staged, fragments, (*packed, *exchanged), shared.get(gemm.c.name, parts))
     held = _held(program, staged) if parts > 1 else {}
     return Roles(
-        program, graph, staged, held, fragments, shared, tuple(exchanged), packed, tuple(statistics),
+        program, graph, staged, held, fragments, shared, tuple(exchanged), packed, tuple(statistics), tuple(lines),
         consumers, parts, rows_class,
     )  # fmt: skip
 
@@ -291,6 +295,13 @@ def _shared(buffer: Buffer, consumers: int) -> int:
             f"{consumers} warpgroups share {GROUP_ROWS} rows and a multiple of {step} columns up to {WIDEST}"
         )
     return columns // 2 // consumers
+
+
+def _checked_line(buffer: Buffer) -> Buffer:
+    (length,) = extents(buffer)
+    if length != CHUNK:
+        raise CudaError(f"line {buffer.name} has {length} elements and is computed here: such lines have {CHUNK}")
+    return buffer
 
 
 def _checked_right(buffer: Buffer) -> Buffer:

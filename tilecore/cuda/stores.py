@@ -1,14 +1,45 @@
-"""Fragments to memory through swizzled shared memory by tensor copies, which clip them.
+"""Fragments to swizzled shared memory: for other warpgroups, or from there to memory by tensor copies, which clip them.
 
 Rows of a fragment become rows of the tensor, 64 columns per copy; or, where the tensor is contiguous along the
 fragment's rows, they are turned on the way and a warpgroup's 64 rows are one copy.
 """
 
+import math
+
 from tilecore.cuda.kernel import STAGING_CHUNKS, WARPGROUP, KernelPlan, extent_of_axis, turned_store
-from tilecore.cuda.roles import CHUNK, GROUP_ROWS, number, stored_rectangle
-from tilecore.ir import Parallel
+from tilecore.cuda.roles import CHUNK, GROUP_ROWS, extents, number, stored_rectangle
+from tilecore.ir import Buffer, Parallel
 
 STORE = 5  # named barrier of the first warpgroup's staged stores; the others' follow
+MEET = 8  # of all warpgroups
+
+
+def exchanged_tile(plan: KernelPlan, target: Buffer) -> str:
+    """Where an operand that warpgroups write for each other lies now."""
+    if plan.exchange_slots == 1:
+        return f"tile_{target.name}"
+    size = math.prod(extents(target)) * 2
+    return f"tile_{target.name} + (written >> {plan.roles.exchanged.index(target.name)} & 1) * {size}"
+
+
+def exchange(plan: KernelPlan, source: Buffer, count: int, target: Buffer) -> list[str]:
+    """A fragment, `count` elements of a thread, to swizzled shared memory, where every warpgroup has its columns."""
+    parts = count // 8  # of 16 columns
+    pairs = ", ".join(f"pair_{target.dtype}({source.name}[8 * x + {i}], {source.name}[8 * x + {i + 1}])"
+                      for i in range(0, 8, 2))  # fmt: skip
+    meet = f"named_sync({MEET}, {plan.roles.consumers * WARPGROUP});"
+    other = f"written ^= {1 << plan.roles.exchanged.index(target.name)};"
+    return [
+        meet if plan.exchange_slots == 1 else other,  # nobody reads what is there any more
+        f"TILE_UNROLL for (int x = 0; x < {parts}; x++) {{",
+        f"  const int part = warpgroup * {parts} + x;",
+        f"  const u32 tile = {exchanged_tile(plan, target)} + part / 4 * {GROUP_ROWS * 128};",
+        "  const u32 row = tile + (warp * 16 + lane % 16) * 128;",
+        f"  store_matrices(row + ((part % 4 * 2 + lane / 16 ^ lane % 8) << 4), {pairs});",
+        "}",
+        "show_to_copies();",
+        meet,
+    ]
 
 
 def staged_store(plan: KernelPlan, stmt: Parallel, starts: list[str], setup: list[str], value: str) -> list[str]:

@@ -30,8 +30,8 @@ class Epilogue:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The state before the first step, over (group, column of K, column of V)."""
+class Formula:
+    """A program over `axes`, such as the first state of a recurrence, or its decay."""
 
     axes: tuple[Var, ...]
     value: Expr

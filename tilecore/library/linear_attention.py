@@ -4,7 +4,7 @@ from typing import Any
 
 from tilecore import language as T
 from tilecore.language import Handle
-from tilecore.library.epilogue import Epilogue, Start
+from tilecore.library.epilogue import Epilogue, Formula
 
 
 def linear_attention(
@@ -13,7 +13,7 @@ def linear_attention(
     V: Handle,
     outputs: tuple[Handle, ...],
     *,
-    start: Start,
+    start: Formula,
     inclusive: bool,
     results: tuple[tuple[bool, Epilogue], ...],
     chunk: Any = T.auto,
