@@ -317,6 +317,8 @@ def test_an_error_is_one_line_and_debug_shows_where(
         ("serve",),
         ("serve", "models", "--port", "70000"),
         ("infer", "localhost:8001"),
+        ("generate", "localhost:8001", "model"),
+        ("generate", "localhost:8001", "model", "one"),
     ],
 )
 def test_wrong_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
@@ -329,7 +331,7 @@ def test_wrong_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
 def test_every_command_has_help(run: Run) -> None:
     outcome = run("--help")
     assert outcome.status == 0
-    for command in ("optimize", "explain", "verify", "bench", "serve", "infer", "demo"):
+    for command in ("optimize", "explain", "verify", "bench", "serve", "infer", "generate", "demo"):
         assert command in outcome.out
         assert run(command, "--help").status == 0
 

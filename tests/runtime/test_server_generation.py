@@ -23,6 +23,7 @@ from token_streams import CONFIG, MODEL, Stream, request_for, save_repository, t
 from models import decoder
 from proto import open_inference_pb2 as pb
 from proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from runtime.cli import main
 from runtime.client import Client, ClientError
 from runtime.server.generation.sampling import Sampling
 from runtime.server.operations.traces import OtlpTracer
@@ -454,3 +455,27 @@ def test_settings_that_do_not_fit_are_told(tmp_path: Path) -> None:
     toml.write_text("optimize = false\n")
     with running(tmp_path, plain_loader(tmp_path / "cache")) as (server, _):
         assert server.repository.find("llama", "").engine is None
+
+
+def test_the_command_prints_tokens(server: RunningServer, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str) -> tuple[Any, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["generate", f"127.0.0.1:{server.port}", *arguments])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    expected = answer_alone(session, [1, 2, 3], 6)
+    status, out, _ = run("llama", "1,2,3", "--max-tokens", "6", "--ignore-eos")
+    assert (status, out.split()) == (0, [str(token) for token in expected])
+    stop = expected[2]
+    status, out, _ = run("llama", "1 2 3", "--stop", str(stop), "--max-tokens", "6", "--json")
+    assert json.loads(out)["tokens"] == expected[: expected.index(stop) + 1]
+    sampled = answer_alone(session, [1], 5, Sampling(0.5, 7, 0.9, 3))
+    options = ("--temperature", "0.5", "--top-k", "7", "--top-p", "0.9", "--seed", "3", "--max-tokens", "5")
+    assert run("llama", "1", *options, "--ignore-eos")[1].split() == [str(token) for token in sampled]
+    status, _, errors = run("llama", "1000")
+    assert status == 1
+    assert errors.startswith("error: [INVALID_ARGUMENT] token 1000 is none of the model's")
+    status, _, errors = run("llama", "hello")
+    assert status == 2
+    assert "is no list of tokens such as 1,2,3" in errors

@@ -8,6 +8,7 @@ The block that a run gives is the next run's input as it is; `gather` copies, wh
 """
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,7 +152,7 @@ def _bits(tensor: OrtValue, cache: Cache) -> NDArray[Any]:
 
 def _view(tensor: OrtValue, dtype: np.dtype[Any]) -> NDArray[Any]:
     shape = tensor.shape()
-    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if size == 0:
         return np.zeros(shape, dtype=dtype)
     memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
