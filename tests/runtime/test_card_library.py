@@ -15,6 +15,7 @@ import native_build
 import numpy as np
 import pytest
 from card_specs import flat_product, masked_attention, packed_attention, rotated_attention
+from chunked_forms import LinearForm, linear_spec
 from cuda_specs import BF16, F16, AttentionForm, ProductForm, RowForm, attention_spec, product_spec, row_spec
 from played_runtime import PROVIDER, PlayedRuntime, Value
 
@@ -78,7 +79,8 @@ def test_one_op_for_each_provider(product: card_library.Made, fake: Path) -> Non
 
 def test_a_product_is_launched_as_planned(product: card_library.Made, fake: Path) -> None:
     found = call(product, fake, inputs=product_inputs(), arguments="mmmpi")
-    plan = product.region.kernels[0].plan
+    many = product.region.kernels[1]
+    plan = many.plan
     rows, columns, deep = ([*reversed(one.box)] for one in plan.maps[:3])
     maps = [line for line in found["log"] if line.startswith("map ")]
     assert maps == [
@@ -91,16 +93,24 @@ def test_a_product_is_launched_as_planned(product: card_library.Made, fake: Path
     tiles = -(-1500 // block_m) * -(-1016 // block_n)
     (launch,) = [line for line in found["log"] if line.startswith("launch ")]
     assert launch == (
-        f"launch {product.region.kernels[0].name} grid {min(tiles, 132)} 1 1 block {plan.threads} 1 1 "
+        f"launch {many.name} grid {min(tiles, 132)} 1 1 block {plan.threads} 1 1 "
         f"shared {plan.shared_bytes} stream c5 extra 0 with map 0 map 1 map 2 {BIAS:x} 1500"
     )
     assert f"attribute 8 {plan.shared_bytes}" in found["log"]
     assert "load elf" in found["log"]
 
 
+@pytest.mark.parametrize(("rows", "kernel"), [(1, 0), (16, 0), (17, 1)])
+def test_few_rows_have_a_kernel_of_their_own(product: card_library.Made, fake: Path, rows: int, kernel: int) -> None:
+    found = call(product, fake, inputs=product_inputs(rows))
+    assert found["refused"] == ""
+    (launch,) = [line for line in found["log"] if line.startswith("launch ")]
+    assert launch.split()[1] == product.region.kernels[kernel].name
+
+
 def test_kernels_are_loaded_once(product: card_library.Made, fake: Path) -> None:
     found = call(product, fake, inputs=product_inputs(), arguments="mmmpi mmmpi mmmpi", times=3)
-    assert found["log"].count("load elf") == 1
+    assert found["log"].count("load elf") == 2  # one kernel for few rows, one for many
     assert sum(line.startswith("launch ") for line in found["log"]) == 3
 
 
@@ -115,7 +125,7 @@ def test_the_stream_says_which_context(product: card_library.Made, fake: Path) -
     log = found["log"]
     launch = next(i for i, line in enumerate(log) if line.startswith("launch "))
     assert log.index("push d0") < launch < log.index("pop")
-    assert log.count("load elf") == 2  # in the context of the session, then in the stream's
+    assert log.count("load elf") == 4  # in the context of the session, then in the stream's
 
 
 def test_computed_operands_go_through_scratch(rotated: card_library.Made, fake: Path) -> None:
@@ -165,11 +175,13 @@ def test_without_a_driver_the_op_for_cards_says_so(product: card_library.Made) -
     assert "without CUDAExecutionProvider it runs on the processor" in found["refused"]
 
 
-SIZES = {"M": 333, "S": 130, "B": 2, "(S * 2)": 260}
+SIZES = {"M": 333, "S": 130, "B": 2, "(S * 2)": 260, "F": 5}
 SPECS = {
     "product": product_spec(ProductForm(Sym("M"), 520, 512, F16, program="gelu")),
     "rows of weights": product_spec(ProductForm(77, 520, 512, BF16, right_rows=True, program="residual")),
     "few rows": product_spec(ProductForm(3, 1000, 2048, F16, program="bias")),
+    "few rows at run time": product_spec(ProductForm(Sym("F"), 1000, 2048, F16, program="bias")),
+    "linear attention": linear_spec(LinearForm(2, 3, 130, 64, 64, F16)),
     "attention": attention_spec(AttentionForm(2, 4, Sym("S"), Sym("S"), 64, F16, causal=True)),
     "decode": attention_spec(AttentionForm(1, 32, 1, 900, 128, F16, groups=4)),
     "rotated": rotated_attention(),
@@ -187,7 +199,8 @@ def test_on_a_card(spec: Spec, cache: Path) -> None:
     spec = canonical(spec)
     made = card_library.make_library(spec, cache)
     kinds = {
-        "f16": (torch.float16, 10), "bf16": (torch.bfloat16, 16), "bool": (torch.bool, 9), "i64": (torch.int64, 7)
+        "f32": (torch.float32, 1), "f16": (torch.float16, 10), "bf16": (torch.bfloat16, 16), "bool": (torch.bool, 9),
+        "i64": (torch.int64, 7),
     }  # fmt: skip
     kept: list[Any] = []
 
@@ -232,4 +245,4 @@ def test_on_a_card(spec: Spec, cache: Path) -> None:
     for index, tensor in enumerate(outputs):
         result = arrays[host.values[host.outputs[index] - 1].address].double().cpu().numpy()
         error = np.linalg.norm(result - expected[tensor.name]) / np.linalg.norm(expected[tensor.name])
-        assert error < {"f16": 1e-3, "bf16": 6e-3}[str(tensor.dtype)]
+        assert error < {"f32": 1e-3, "f16": 1e-3, "bf16": 6e-3}[str(tensor.dtype)]

@@ -42,7 +42,7 @@ typedef struct tile_cuda_launch {
     const tile_cuda_map* maps;
     const int32_t* pointers; /* tensors */
     const int32_t* symbols;  /* positions in the array of symbols */
-    int64_t (*tiles)(const int64_t* symbols);
+    int64_t (*tiles)(const int64_t* symbols); /* 0 where there is nothing to do, or another launch does it */
     void (*dims)(const int64_t* symbols, int32_t map, uint64_t* dims); /* writes maps[map].rank extents */
 } tile_cuda_launch;
 

@@ -67,14 +67,10 @@ def adaptations(spec: Spec) -> Iterator[Adapted]:
         yield Adapted((), (), merged(spec))
         return
     plain = _with_plain_operands(spec)
-    operands = _operands(plain)
-    computed = tuple(view for view in operands if not _is_plain(view))
-    if not computed:
-        yield Adapted((), (), merged(plain))
-    moved = tuple(view for view in operands if not _is_constant(view))
-    if computed or moved:  # as they lie, tensor copies may not take them
-        for views in dict.fromkeys((computed or moved, moved)):
-            yield _staged(plain, views)
+    moving = tuple(view for view in _operands(plain) if not _is_constant(view))
+    computed = tuple(view for view in moving if not _is_plain(view))
+    for views in dict.fromkeys((computed, moving)):  # as they lie, tensor copies may not take them
+        yield _staged(plain, views)
 
 
 def _operands(spec: AttentionSpec | ContractionSpec) -> tuple[View, ...]:
@@ -144,7 +140,7 @@ def _staged(spec: AttentionSpec | ContractionSpec, computed: tuple[View, ...]) -
     before: list[RowSpec] = []
     scratch: list[Tensor] = []
     moved: dict[View, View] = {}
-    dtype = _operand_type(spec, computed)
+    dtype = _operand_type(spec)
     for view in computed:
         if view not in moved:
             tensor, rows, read = _computed(view, f"t{len(scratch)}", dtype, spec.inputs)
@@ -162,15 +158,13 @@ def _staged(spec: AttentionSpec | ContractionSpec, computed: tuple[View, ...]) -
     return Adapted(rows, tuple(scratch), merged(replace(spec, inputs=inputs)))
 
 
-def _operand_type(spec: AttentionSpec | ContractionSpec, computed: tuple[View, ...]) -> DType:
-    """What operands are rounded to. CudaError for weights that would be unpacked in every call, and wider floats."""
-    kinds = {one.dtype for view in _operands(spec) for one in loads(view.value) if one.dtype.is_float}
+def _operand_type(spec: AttentionSpec | ContractionSpec) -> DType:
+    """The 16-bit type of what is multiplied. CudaError for wider floats, and where there are two."""
+    moving = [view for view in _operands(spec) if not _is_constant(view)] or _operands(spec)
+    kinds = {one.dtype for view in moving for one in loads(view.value) if one.dtype.is_float}
     if len(kinds) != 1 or not kinds <= set(HALVES):
         found = ", ".join(sorted(map(str, kinds))) or "no floats"
         raise CudaError(f"operands of {found}: products are of one 16-bit float type, f16 or bf16")
-    for view in computed:
-        if _is_constant(view):
-            raise CudaError(f"operand {view.name} is {view.value} of constants: weights are read as f16 or bf16 only")
     return kinds.pop()
 
 

@@ -109,10 +109,11 @@ def dump_stages(kernel: CudaKernel, dump: Dump) -> None:
 
 
 def candidates(
-    spec: Spec, profile: GpuProfile, *, config: Mapping[str, int] | None = None, stages: int | None = None
-) -> tuple[Choice, ...]:
-    """What recommendation says, best first; `config` and `stages` overrule it."""
-    found = tuple(choices(spec, profile))
+    spec: Spec, profile: GpuProfile, *, config: Mapping[str, int] | None = None, stages: int | None = None,
+    rows: int | None = None,
+) -> tuple[Choice, ...]:  # fmt: skip
+    """What recommendation says, best first; `config` and `stages` overrule it, `rows` are as for `choices`."""
+    found = tuple(choices(spec, profile, rows=rows))
     if config is not None:
         found = (Choice(dict(config), found[0].stages, "given"),)
     return found if stages is None else tuple(replace(choice, stages=stages) for choice in found)

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilecore.contract.expr import Const, Expr, Sym, const
+from tilecore.contract.expr import Const, Expr, Sym, const, select
 from tilecore.contract.spec import Tensor, extent_of
 from tilecore.cuda.adapt import SIZES
 from tilecore.cuda.compile import CudaKernel
@@ -22,6 +22,14 @@ from tilecore.emit_host import size_text
 PITCH = 16  # bytes that every pitch of a tensor map is a multiple of
 MAX_MAPS, MAX_POINTERS, MAX_SCRATCH, MAX_LAUNCHES = 16, 80, 8, 9  # as in tile_cuda.h
 WORDS_PER_LINE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel and, where others of the region take its place for some sizes, when it is launched."""
+
+    kernel: CudaKernel
+    when: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +59,16 @@ def check_maps(plan: KernelPlan | RowPlan) -> None:
             )
 
 
-def emit_launch(kernels: Sequence[CudaKernel], signature: Signature, symbol: str) -> str:
+def emit_launch(launches: Sequence[Launch], signature: Signature, symbol: str) -> str:
     """The text that defines `symbol`, a `tile_cuda_kernel`."""
+    kernels = [launch.kernel for launch in launches]
     if len(kernels) > MAX_LAUNCHES or len(signature.scratch) > MAX_SCRATCH:
         raise CudaError(f"{len(kernels)} launches and {len(signature.scratch)} scratch tensors: too many for one node")
     names = {dim.name: f"n{position}" for position, dim in enumerate(signature.symbols)}
     lines = ['#include "tile_cuda.h"', ""]
     rows: list[str] = []
-    for number, kernel in enumerate(kernels):
-        text, row = _launch(number, kernel, signature, names)
+    for number, launch in enumerate(launches):
+        text, row = _launch(number, launch, signature, names)
         lines += text
         rows.append(row)
     lines += ["static const tile_cuda_launch launches[] = {", *(f"    {row}," for row in rows), "};"]
@@ -76,10 +85,10 @@ def emit_launch(kernels: Sequence[CudaKernel], signature: Signature, symbol: str
 
 
 def _launch(
-    number: int, kernel: CudaKernel, signature: Signature, names: Mapping[str, str]
+    number: int, launch: Launch, signature: Signature, names: Mapping[str, str]
 ) -> tuple[list[str], str]:  # fmt: skip
     """(definitions, the row of the table) of one kernel."""
-    plan = kernel.plan
+    kernel, plan = launch.kernel, launch.kernel.plan
     if len(plan.maps) > MAX_MAPS or len(plan.pointers) > MAX_POINTERS:
         raise CudaError(f"{kernel.name} has {len(plan.maps)} tensor maps and {len(plan.pointers)} pointers: too many")
     positions = signature.positions
@@ -92,6 +101,8 @@ def _launch(
     tiles: Expr = const(1)
     for axis in plan.tile_axes:
         tiles = tiles * extent_of(axis)
+    if launch.when is not None:
+        tiles = select(launch.when, tiles, const(0))
     lines += _function(f"int64_t tiles_{number}(const int64_t* symbols)", [f"return {size_text(tiles, names)};"], names)
     cases = [
         f"case {index}: {' '.join(_dims(one, names))} break;" for index, one in enumerate(plan.maps)

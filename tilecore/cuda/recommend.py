@@ -49,11 +49,14 @@ class Choice:
     spec: Spec | None = None  # the region told in another way, where that suits the card
 
 
-def choices(spec: Spec, profile: GpuProfile) -> Iterator[Choice]:
-    """Candidates, best first. CudaError for a region without a CUDA kernel."""
+def choices(spec: Spec, profile: GpuProfile, *, rows: int | None = None) -> Iterator[Choice]:
+    """Candidates, best first. CudaError for a region without a CUDA kernel.
+
+    `rows` is what to take rows of a product for that are known at run time only.
+    """
     match spec:
         case ContractionSpec():
-            yield from _products(spec, profile)
+            yield from _products(spec, profile, rows or NOMINAL)
         case AttentionSpec():
             yield from _attention(spec, profile)
         case RowSpec():
@@ -62,21 +65,21 @@ def choices(spec: Spec, profile: GpuProfile) -> Iterator[Choice]:
             yield from _linear(spec, profile)
 
 
-def _size(extent: Expr | None) -> int:
-    return int(extent.value) if isinstance(extent, Const) else NOMINAL
+def _size(extent: Expr | None, typical: int = NOMINAL) -> int:
+    return int(extent.value) if isinstance(extent, Const) else typical
 
 
-def _products(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
-    batch, rows, depth = (_size(extent) for extent in spec.a.shape)
+def _products(spec: ContractionSpec, profile: GpuProfile, typical: int) -> Iterator[Choice]:
+    batch, rows, depth = _size(spec.a.shape[0]), _size(spec.a.shape[1], typical), _size(spec.a.shape[2])
     if not is_plain(spec.b):
         other = turned(spec)
         if other is None:
             raise CudaError("products that share a left operand and have levels: one by one they have a kernel")
-        yield from _decoded(other, profile)
+        yield from _decoded(other, profile, rows)
         return
     other = turned(spec) if rows <= FEW else None
     if other is not None:
-        yield from _few_rows(other, profile)
+        yield from _few_rows(other, profile, rows)
     columns = _size(spec.b.shape[2])
     count = len(spec.products)
     size = spec.a.dtype.row.bytes
@@ -99,10 +102,10 @@ def _products(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
         yield Choice(config, stages, f"{block_m} x {block_n}: {cycles:.0f} cycles, {stages} stages")
 
 
-def _few_rows(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
+def _few_rows(spec: ContractionSpec, profile: GpuProfile, columns: int) -> Iterator[Choice]:
     """The long operand is read once; tasks share the depth where there are too few tiles for all processors."""
     batch, rows, depth = (_size(extent) for extent in spec.a.shape)
-    block_n = -(-_size(spec.b.shape[2]) // 16) * 16
+    block_n = -(-columns // 16) * 16
     size = spec.a.dtype.row.bytes
     deep = DEEP * 2 // size
     ranked: list[tuple[float, int, int]] = []
@@ -123,12 +126,11 @@ def _few_rows(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
         yield Choice(config, stages, f"turned, {block_m} x {block_n}, {split} parts: {cycles:.0f} cycles", spec=spec)
 
 
-def _decoded(spec: ContractionSpec, profile: GpuProfile) -> Iterator[Choice]:
+def _decoded(spec: ContractionSpec, profile: GpuProfile, columns: int) -> Iterator[Choice]:
     """Levels as the left operand: decoded in registers, by as many threads for few columns as for many."""
     batch, rows, depth = (_size(extent) for extent in spec.a.shape)
     decoding = decoding_of(spec.a)
     bits = decoding.bits
-    columns = _size(spec.b.shape[2])
     ranked: list[tuple[float, int, int, int, int]] = []
     for block_n in sorted({-(-columns // 8) * 8} if columns <= 128 else {128, 256, min(256, -(-columns // 8) * 8)}):
         block_k = WARP_DEPTH if block_n <= WARP_COLUMNS and decoding.run >= DECODED else DECODED

@@ -11,17 +11,18 @@ from typing import TypeVar
 
 from tilecore.canonical import canonical
 from tilecore.compile import Dump
-from tilecore.contract.expr import Sym
-from tilecore.contract.spec import Spec, check, outputs_of
+from tilecore.contract.expr import Const, Sym, binary, const
+from tilecore.contract.spec import ContractionSpec, Spec, check, outputs_of
 from tilecore.cuda.adapt import Adapted, adaptations
 from tilecore.cuda.compile import CudaKernel, CudaSource, build, candidates, dump_stages, write
-from tilecore.cuda.emit_launch import Signature, check_maps, emit_launch
+from tilecore.cuda.emit_launch import Launch, Signature, check_maps, emit_launch
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.profile import H100, GpuProfile
 from tilecore.emit_host import symbol_order
 from tilecore.errors import TileError
 
 PLACEHOLDER = "REGION_NAME"
+FEW = 16  # rows of a product that are a matter of reading its weights
 Made = TypeVar("Made")
 
 
@@ -52,15 +53,35 @@ def compile_region(
     `spec` must be canonical, as the host's kernel beside it is: both go by the order of inputs, outputs and symbols.
     """
     check(spec)
-    adapted, kernels = _first(spec, profile, label, lambda source: build(source, cache_directory))
+
+    def make(source: CudaSource) -> CudaKernel:
+        return build(source, cache_directory)
+
+    adapted, kernels = _first(spec, profile, label, make)
+    launches = [Launch(kernel) for kernel in kernels[:-1]]
+    launches += _by_rows(adapted.spec, kernels[-1], lambda rows: _made(adapted.spec, profile, label, make, rows=rows))
     symbols = tuple(Sym(name) for name in symbol_order(spec.inputs))
     inputs, outputs = (tuple(tensor.name for tensor in side) for side in (spec.inputs, outputs_of(spec)))
-    text = emit_launch(kernels, Signature(inputs, outputs, symbols, adapted.scratch), PLACEHOLDER)
+    text = emit_launch(launches, Signature(inputs, outputs, symbols, adapted.scratch), PLACEHOLDER)
     symbol = f"tile_cuda_{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if dump is not None:
-        for kernel in kernels:
-            dump_stages(kernel, dump)
-    return CudaRegion(symbol, text.replace(PLACEHOLDER, symbol), kernels)
+        for launch in launches:
+            dump_stages(launch.kernel, dump)
+    return CudaRegion(symbol, text.replace(PLACEHOLDER, symbol), tuple(launch.kernel for launch in launches))
+
+
+def _by_rows(spec: Spec, many: CudaKernel, few: Callable[[int], CudaKernel]) -> list[Launch]:
+    """The kernel of a region, and another one for products of few rows where the number is known at run time only."""
+    if not isinstance(spec, ContractionSpec) or isinstance(spec.a.shape[1], Const):
+        return [Launch(many)]
+    try:
+        other = few(FEW)
+    except CudaError:  # then the one serves all
+        return [Launch(many)]
+    if other.source == many.source:
+        return [Launch(many)]
+    rows = spec.a.shape[1]
+    return [Launch(other, binary("le", rows, const(FEW))), Launch(many, binary("gt", rows, const(FEW)))]
 
 
 def _first(
@@ -83,14 +104,18 @@ def _tried(spec: Spec, reasons: list[str]) -> Iterator[Adapted]:
         reasons.append(str(error))
 
 
-def _made(spec: Spec, profile: GpuProfile, label: str, make: Callable[[CudaSource], Made]) -> Made:
+def _made(
+    spec: Spec, profile: GpuProfile, label: str, make: Callable[[CudaSource], Made], *, rows: int | None = None
+) -> Made:
     """What `make` gives for the best candidate that it takes. CudaError with the reason of the best one."""
     reasons: list[str] = []
-    for choice in candidates(spec, profile):
+    for choice in candidates(spec, profile, rows=rows):
         try:
             source = write(spec, choice, label=label, profile=profile)
             check_maps(source.plan)
             return make(source)
-        except (CudaError, TileError) as error:
+        except CudaError as error:
             reasons.append(str(error))
+        except TileError as error:
+            reasons.append(f"the kernel is refused: {error.message}")
     raise CudaError(reasons[0] if reasons else "no tile extents suit it")
