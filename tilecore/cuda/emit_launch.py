@@ -52,9 +52,10 @@ def check_maps(plan: KernelPlan | RowPlan) -> None:
     """CudaError where a tensor map would have a pitch that is no multiple of 16 bytes, or that is not known to be."""
     for one in plan.maps:
         step = PITCH // one.tensor.dtype.row.bytes
-        if one.tensor.shape[-1] % step != const(0):
+        last = one.tensor.shape[-1] if one.shape is None else const(one.shape[-1])
+        if last % step != const(0):
             raise CudaError(
-                f"{one.tensor} has rows of {one.tensor.shape[-1]} elements: tensor copies need rows that are a "
+                f"{one.tensor} has rows of {last} elements: tensor copies need rows that are a "
                 f"multiple of {step}; pad the model's dim, or fix it to such a size"
             )
 
