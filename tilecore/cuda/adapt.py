@@ -159,12 +159,15 @@ def _staged(spec: AttentionSpec | ContractionSpec, computed: tuple[View, ...]) -
 
 
 def _operand_type(spec: AttentionSpec | ContractionSpec) -> DType:
-    """The 16-bit type of what is multiplied. CudaError for wider floats, and where there are two."""
+    """The 16-bit type of what is multiplied. CudaError for wider floats, for two types, and for packed weights."""
     moving = [view for view in _operands(spec) if not _is_constant(view)] or _operands(spec)
     kinds = {one.dtype for view in moving for one in loads(view.value) if one.dtype.is_float}
     if len(kinds) != 1 or not kinds <= set(HALVES):
         found = ", ".join(sorted(map(str, kinds))) or "no floats"
         raise CudaError(f"operands of {found}: products are of one 16-bit float type, f16 or bf16")
+    for view in _operands(spec):
+        if _is_constant(view) and not _is_plain(view):
+            raise CudaError(f"weights that are {view.value}: in fused models they are read as f16 or bf16 only")
     return kinds.pop()
 
 
