@@ -39,7 +39,7 @@ LINE_BYTES_OF_WARPS = 4 * CHUNK * 4  # of a line that each warp of a warpgroup c
 # (consumers, blocks of a processor): registers of a consumer and a producer thread
 ROLE_REGISTERS = {
     (1, 1): (0, 0), (2, 1): (240, 24), (3, 1): (160, 32),
-    (1, 2): (208, 40), (1, 3): (136, 24), (2, 2): (104, 24),
+    (1, 2): (208, 40), (1, 3): (136, 24),
 }  # fmt: skip
 RESERVED_BYTES = 1024  # of shared memory, per block
 PLAIN_REGISTERS = 140  # tile registers that fit beside a producer of one warp
