@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from proto import open_inference_pb2 as pb
 
 Array = NDArray[np.generic]
+Buffer = bytes | memoryview
+"""Bytes of a tensor; a memoryview has one dim of bytes."""
 
 LARGEST_DIM = 2**31 - 1
 """The largest extent of one dim that is accepted."""
@@ -102,21 +104,21 @@ def check_shape(shape: Sequence[int], *, itemsize: int, limit: int) -> int:
     return math.prod(shape)
 
 
-def decode_raw(data: bytes, *, datatype: Datatype, shape: Sequence[int], count: int) -> Array:
-    """The array in `data`: `count` row-major little-endian elements, a view where the elements have a fixed size.
+def decode_raw(data: Buffer, *, datatype: Datatype, shape: Sequence[int], count: int) -> Array:
+    """The array in `data`: `count` row-major little-endian elements, a view where it is aligned for them.
 
     Raises:
         WireError: the number of bytes does not fit, or the elements are not of the datatype.
     """
     if datatype is BYTES:
-        return _as_text(_split_bytes(data, count), shape)
+        return _as_text(_split_bytes(bytes(data), count), shape)
     expected = count * datatype.dtype.itemsize
     if len(data) != expected:
         raise WireError(f"shape {list(shape)} of {datatype.wire} takes {expected} bytes, but {len(data)} were sent")
     array = np.frombuffer(data, dtype=datatype.dtype)
     if datatype.dtype.kind == "b" and np.any(array.view(np.uint8) > 1):
         raise WireError("a BOOL tensor holds bytes other than 0 and 1")
-    return array.reshape(shape)
+    return (array if array.flags.aligned else array.copy()).reshape(shape)
 
 
 def decode_contents(contents: pb.InferTensorContents, *, datatype: Datatype, shape: Sequence[int], count: int) -> Array:
@@ -150,10 +152,22 @@ def encode_raw(array: Array) -> bytes:
     Raises:
         WireError: the elements are not of a datatype of the protocol, or not text where they must be.
     """
+    return bytes(view_raw(array))
+
+
+def view_raw(array: Array) -> Buffer:
+    """The raw bytes of `array`, in its own memory where they lie there as the protocol wants them.
+
+    Raises:
+        WireError: the elements are not of a datatype of the protocol, or not text where they must be.
+    """
     datatype = datatype_of(array)
     if datatype is BYTES:
         return b"".join(struct.pack("<I", len(item)) + item for item in _as_utf8(array))
-    return array.astype(datatype.dtype, order="C", copy=False).tobytes()
+    if array.size == 0:
+        return b""
+    plain = np.ascontiguousarray(array.astype(datatype.dtype, copy=False))
+    return plain.reshape(-1).view(np.uint8).data
 
 
 def encode_contents(array: Array) -> pb.InferTensorContents:

@@ -13,12 +13,15 @@ from google.protobuf.message import DecodeError
 
 from proto import open_inference_pb2 as pb
 from runtime.server import errors
+from runtime.server.direct import CallContext
+from runtime.server.infer_message import read_request
 from runtime.server.operations.observe import Observer, Told
 
 LOG = logging.getLogger("tilefuse.server")
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-Context = grpc.ServicerContext
+INFER = "ModelInfer"
+Context = CallContext
 
 _STATUS: dict[type[Exception], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -43,14 +46,14 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
 
 def inference_handlers(service: object, observer: Observer) -> grpc.GenericRpcHandler:
     """Handlers of all methods; `service` has one of the same name for each, of (request, context), or for streams of
-    (requests, context) that yields.
+    (requests, context) that yields. ModelInfer has the request and the answer as `infer_message` has them.
     """
     handlers: dict[str, Any] = {}
     for method in SERVICE.methods:
         work = getattr(service, method.name)
         name = f"/{SERVICE.full_name}/{method.name}"
-        read = _reader(getattr(pb, method.input_type.name))
-        serializer = getattr(pb, method.output_type.name).SerializeToString
+        read = read_request if method.name == INFER else _reader(getattr(pb, method.input_type.name))
+        serializer = bytes if method.name == INFER else getattr(pb, method.output_type.name).SerializeToString
         if method.server_streaming:
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(
                 _stream(name, read, work, observer), response_serializer=serializer

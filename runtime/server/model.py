@@ -47,6 +47,34 @@ class Tensor:
         return tuple(extent if isinstance(extent, int) else -1 for extent in self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class SentTensor:
+    """An input as a request announces it."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    count: int
+    """Elements."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a request asks of a model, but for its data; it was found to be right."""
+
+    inputs: tuple[SentTensor, ...]
+    outputs: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    """Of the outputs."""
+    typed: bool
+    """The data are typed contents."""
+    rows: int = 1
+    """Rows of the batch; 1 for a model without a batch dim."""
+    priority: int = 0
+    timeout: float | None = None
+    answered: tuple[tuple[tuple[int, ...], ...], bytes] = ((), b"")
+    """Shapes of the last answer's outputs, and the part of that answer that follows from them."""
+
+
 class Usage:
     """How many requests are using a model; one that is retired takes no more and can be waited for."""
 
@@ -102,6 +130,8 @@ class Model:
     notes: list[str] = field(default_factory=list[str])
     """What whoever runs the server should know: why it is not fused, for instance."""
     usage: Usage = field(default_factory=Usage)
+    plans: dict[bytes, Plan] = field(default_factory=dict[bytes, Plan], repr=False)
+    """By the header of the requests that ask for them."""
     by_name: dict[str, Tensor] = field(init=False, repr=False)
     """The inputs by name."""
 
@@ -171,8 +201,10 @@ def describe(
 
 
 def _scheduler(session: InferenceSession, settings: Settings, statistics: Statistics) -> Scheduler:
+    run = ort_values.runner(session)
+
     def execute(feeds: Feeds, outputs: tuple[str, ...]) -> list[Array]:
-        return run_session(session, feeds, outputs)
+        return _run(run, feeds, outputs)
 
     default = 1 if settings.batching is not None else max(LEAST_INSTANCES, os.cpu_count() or 1)
     return Scheduler(
@@ -190,8 +222,12 @@ def run_session(session: InferenceSession, feeds: Feeds, outputs: tuple[str, ...
     Raises:
         InvalidRequestError, ExhaustedError: the model could not run on these inputs.
     """
+    return _run(ort_values.runner(session), feeds, outputs)
+
+
+def _run(run: ort_values.Run, feeds: Feeds, outputs: tuple[str, ...]) -> list[Array]:
     try:
-        return ort_values.run(session, outputs, feeds)
+        return run(outputs, feeds)
     except RUN_ERRORS as error:
         # The inputs have the right types and shapes, yet the model could not run on them: an index out of a table's
         # range, or lengths that do not broadcast. ONNX Runtime tells these apart from lack of memory in words only.

@@ -46,12 +46,17 @@ class Repository:
         with self._lock:
             return self._find(name, version)
 
-    @contextmanager
-    def lease(self, name: str, version: str) -> Generator[Model]:
-        """The model as `find` gives it, which stays loaded inside the block."""
+    def take(self, name: str, version: str) -> Model:
+        """The model as `find` gives it, which stays loaded until `usage.leave`."""
         with self._lock:
             model = self._find(name, version)
             model.usage.enter()
+        return model
+
+    @contextmanager
+    def lease(self, name: str, version: str) -> Generator[Model]:
+        """The model as `take` gives it, until the end of the block."""
+        model = self.take(name, version)
         try:
             yield model
         finally:

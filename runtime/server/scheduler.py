@@ -6,6 +6,7 @@ entry that nobody waits for any more is not run.
 
 There are no threads here. A request that finds an instance idle runs in its own thread. When a run ends, its thread
 forms the next batch and wakes the first request of that to lead it, so that a lone request costs no change of threads.
+Before a request waits, or runs on a model whose runs were not quick of late, it says so by its `step_aside`.
 """
 
 import logging
@@ -24,6 +25,10 @@ Feeds = Mapping[str, Array]
 Execute = Callable[[Feeds, tuple[str, ...]], list[Array]]
 """Runs the model on inputs by name and gives the outputs of these names; raises `RequestError`."""
 NS = 1_000_000_000
+QUICK_NS = 200_000
+"""Runs of so many nanoseconds are quicker than the change of threads that `step_aside` may cost."""
+QUICK_BYTES = 65_536
+"""Larger requests are not taken to be quick."""
 LOG = logging.getLogger("tilefuse.server")
 
 
@@ -37,6 +42,10 @@ class Entry:
     """Does the client still wait?"""
     notify: Callable[[Callable[[], None]], None] = lambda wake: None
     """Registers what to call when the client stops waiting."""
+    step_aside: Callable[[], None] = lambda: None
+    """Called before what may take long, in the thread that answers the request."""
+    size: int = 0
+    """Bytes of the request."""
     rows: int = 1
     group: Hashable = None
     """Entries of one group have equal types and shapes but for the batch dim; None runs alone."""
@@ -82,6 +91,7 @@ class Scheduler:
         self._idle = self.instances = instances
         self._waiting: list[Entry] = []
         self._preferred = batching.preferred if batching else ()
+        self._usual_ns = 0.0  # of a run, lately
 
     @property
     def waiting(self) -> int:
@@ -101,6 +111,8 @@ class Scheduler:
                 entry.batch = [entry]
             else:
                 self._enqueue(entry)
+        if entry.batch is None or entry.size > QUICK_BYTES or self._usual_ns > QUICK_NS:
+            entry.step_aside()
         if entry.batch is None:
             self._wait(entry)
         if entry.batch is not None:
@@ -184,6 +196,9 @@ class Scheduler:
     def _pass_on(self) -> None:
         """Give the instance that became free to the next batch, if there is one."""
         with self._lock:
+            if not self._waiting:
+                self._idle += 1
+                return
             now = time.perf_counter_ns()
             for entry in list(self._waiting):
                 self._drop_or_delay(entry, now)
@@ -256,19 +271,22 @@ class Scheduler:
         joined = time.perf_counter_ns()
         results = self._execute(feeds, outputs)
         ran = time.perf_counter_ns()
+        self._usual_ns += (ran - joined - self._usual_ns) / 8
         rows = self._rows(batch)
         if len(batch) > 1:
             for name, array in zip(outputs, results, strict=True):
                 if array.shape[0] != rows:
                     raise BatchError(f"output {name!r} has {array.shape[0]} rows for a batch of {rows}, do not batch")
-        by_name = dict(zip(outputs, results, strict=True))
-        at = 0
+        if len(batch) == 1:
+            batch[0].results = results
+        else:
+            by_name = dict(zip(outputs, results, strict=True))
+            at = 0
+            for entry in batch:
+                entry.results = [by_name[name][at : at + entry.rows] for name in entry.outputs]
+                at += entry.rows
         for entry in batch:
             entry.joined, entry.ran, entry.batch_rows = joined, ran, rows
-            entry.results = (
-                results if len(batch) == 1 else [by_name[name][at : at + entry.rows] for name in entry.outputs]
-            )
-            at += entry.rows
         self._on_execution(rows, joined - started, ran - joined, time.perf_counter_ns() - ran)
         for entry in batch:
             self._finish(entry)

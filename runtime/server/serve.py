@@ -4,10 +4,11 @@ In: a repository folder and `ServerOptions`. Out: whether the shutdown lost a ca
 answered, unless it takes longer than the drain limit.
 
 Calls run on threads (`grpc.server`), not on an event loop (`grpc.aio`): measured on small tensors, threads answer 1.2
-to 1.7 times as many, ONNX Runtime releases the interpreter lock while it computes, and the path stays plain code. The
-event loop's lead on large tensors is a matter of memory: glibc gives buffers of megabytes back to the kernel after
-every request and pays for their pages again; `_keep_freed_memory` stops that. A request's bytes are read only once a
-thread takes the call, so `workers` bounds the memory of what is in flight.
+to 1.7 times as many, ONNX Runtime releases the interpreter lock while it computes, and the path stays plain code.
+ModelInfer takes a shorter way (`direct`) and answers two to three times as many. The event loop's lead on large tensors
+is a matter of memory: glibc gives buffers of megabytes back to the kernel after every request and pays for their pages
+again; `_keep_freed_memory` stops that. A request's bytes are read only once its call may be worked on, so `workers`
+bounds the memory of what is in flight.
 """
 
 import ctypes
@@ -21,18 +22,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from runtime.server.budget import Budget
 from runtime.server.control import EXPLICIT, MODES, NONE, POLL, Control
+from runtime.server.direct import DirectCall, DirectCalls, attach
 from runtime.server.drain import CountingPool
 from runtime.server.errors import RequestError
 from runtime.server.folders import RepositoryError
-from runtime.server.handlers import inference_handlers
+from runtime.server.handlers import INFER, SERVICE, inference_handlers
 from runtime.server.loading import Loader
-from runtime.server.operations.access import Access, AccessInterceptor
+from runtime.server.operations.access import Access, AccessInterceptor, check_access, group_of
 from runtime.server.operations.observe import Observer, make_tracer
 from runtime.server.operations.status import StatusServer
 from runtime.server.repository import Repository
@@ -76,10 +79,20 @@ class ServerOptions:
     status_host: str = "127.0.0.1"
     status_port: int | None = None
     """Of the status page and the metrics; 0 picks a free one, None: there is none."""
+    direct: bool = True
+    """Answer ModelInfer straight from gRPC core, where grpcio lets us."""
     log_calls: bool = False
     """Log a line for every call."""
     trace_endpoint: str = ""
     """Where to send OpenTelemetry traces; empty: nowhere."""
+
+
+@dataclass(frozen=True)
+class MethodDetails(grpc.HandlerCallDetails):
+    """A method whose handler is asked for."""
+
+    method: str
+    invocation_metadata: Any = ()
 
 
 class RunningServer:
@@ -111,13 +124,17 @@ class RunningServer:
             compression=COMPRESSIONS[options.transport.compression],
             interceptors=[] if options.access is None else [AccessInterceptor(options.access)],
         )
-        self._server.add_generic_rpc_handlers((inference_handlers(self.service, observer),))
+        handlers = inference_handlers(self.service, observer)
+        self._server.add_generic_rpc_handlers((handlers,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._health.set(health.OVERALL_HEALTH, NOT_SERVING)
         add_reflection(self._server)
         self.port = bind(self._server, options.transport)
         self.status = self._start_status(options)
+        self._direct = self._attach(handlers) if options.direct else None
         self._server.start()
+        if self._direct is not None:
+            self._direct.start()
         LOG.info("listening on %s:%d", options.transport.host, self.port)
 
     def load(self, root: Path, loader: Loader) -> None:
@@ -167,11 +184,26 @@ class RunningServer:
         lost = self._busy()
         self._server.stop(0).wait(1.0)
         self._pool.shutdown(wait=not lost)
+        if self._direct is not None and not lost:
+            self._direct.close()
         if self.status is not None:
             self.status.stop()
         if self._tracer is not None:
             self._tracer.shutdown()
         return not lost
+
+    def _attach(self, handlers: grpc.GenericRpcHandler) -> DirectCalls | None:
+        """Have ModelInfer answered directly, by the same handler and under the same rules."""
+        options, method = self.options, f"/{SERVICE.full_name}/{INFER}"
+        handler: Any = handlers.service(MethodDetails(method))
+
+        def admit(call: DirectCall) -> None:
+            if options.access is not None:
+                check_access(options.access, call, group_of(method))
+
+        return attach(
+            self._server, method, handler.unary_unary, workers=options.workers, waiting=options.waiting, admit=admit
+        )
 
     def _start_status(self, options: ServerOptions) -> StatusServer | None:
         if options.status_port is None:
@@ -188,7 +220,8 @@ class RunningServer:
         return status
 
     def _busy(self) -> bool:
-        return self._pool.pending > 0 or self._budget.requests > 0
+        direct = self._direct.pending if self._direct is not None else 0
+        return direct > 0 or self._pool.pending > 0 or self._budget.requests > 0
 
     def _show_health(self, name: str) -> None:
         self._health.set(name, SERVING if self.repository.versions(name) else NOT_SERVING)

@@ -17,9 +17,11 @@ from runtime.server.budget import Budget
 from runtime.server.config_message import PLATFORM, config_message, tensor_message
 from runtime.server.control import EXPLICIT, Control
 from runtime.server.dataplane import Call, infer
+from runtime.server.direct import CallContext, DirectCall
 from runtime.server.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from runtime.server.generation.conversation import Calls, Conversation, generates
 from runtime.server.handlers import status_of
+from runtime.server.infer_message import InferRequest, of_message
 from runtime.server.model import Model
 from runtime.server.operations.observe import Observer
 from runtime.server.repository import READY, Repository
@@ -109,9 +111,9 @@ class InferenceService:
             outputs=[tensor_message(tensor) for tensor in model.outputs],
         )
 
-    def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+    def ModelInfer(self, request: InferRequest, context: CallContext) -> bytes:
         """Run a model."""
-        size = request.ByteSize()
+        size = request.size
         self._budget.take(size)
         if not context.add_callback(lambda: self._budget.give_back(size)):  # the call ended before it began
             self._budget.give_back(size)
@@ -146,7 +148,8 @@ class InferenceService:
         try:
             self._budget.take(size)
             try:
-                yield pb.ModelStreamInferResponse(infer_response=self._infer(request, context))
+                answer = pb.ModelInferResponse.FromString(self._infer(of_message(request), context))
+                yield pb.ModelStreamInferResponse(infer_response=answer)
             finally:
                 self._budget.give_back(size)
         except Exception as error:
@@ -154,14 +157,19 @@ class InferenceService:
                 raise
             yield stream_failure(request, error)
 
-    def _infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+    def _infer(self, request: InferRequest, context: CallContext) -> bytes:
         def notify(wake: Callable[[], None]) -> None:
             if not context.add_callback(wake):
                 wake()
 
-        call = Call(request, wanted=context.is_active, byte_limit=self._byte_limit, notify=notify)
-        with self._repository.lease(request.model_name, request.model_version) as model:
-            return infer(model, call)
+        call = Call(context.is_active, self._byte_limit, notify)
+        if isinstance(context, DirectCall):
+            call.step_aside = context.step_aside
+        model = self._repository.take(request.model_name, request.model_version)
+        try:
+            return infer(model, request, call)
+        finally:
+            model.usage.leave()
 
     def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
         """A model's configuration, completed from the model itself."""

@@ -7,49 +7,38 @@ import threading
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from proto import open_inference_pb2 as pb
 from runtime.server.generation.counters import Counters
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Nanoseconds that one answered request spent: waiting, reading its inputs, in the session, writing its outputs."""
-
-    queue: int
-    input: int
-    infer: int
-    output: int
-
-
-@dataclass
-class _Total:
-    count: int = 0
-    ns: int = 0
-
-    def add(self, ns: int) -> None:
-        self.count += 1
-        self.ns += ns
-
-    def message(self) -> pb.StatisticDuration:
-        return pb.StatisticDuration(count=self.count, ns=self.ns)
-
-
-@dataclass
+@dataclass(slots=True)
 class _Phases:
-    input: _Total = field(default_factory=_Total)
-    infer: _Total = field(default_factory=_Total)
-    output: _Total = field(default_factory=_Total)
+    """How often, and the nanoseconds of the three phases of a run."""
 
-    def add(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        self.input.add(input_ns)
-        self.infer.add(infer_ns)
-        self.output.add(output_ns)
+    count: int = 0
+    reading: int = 0
+    running: int = 0
+    writing: int = 0
+
+    def add(self, reading: int, running: int, writing: int) -> None:
+        self.count += 1
+        self.reading += reading
+        self.running += running
+        self.writing += writing
+
+    def messages(self) -> dict[str, pb.StatisticDuration]:
+        return {
+            "compute_input": pb.StatisticDuration(count=self.count, ns=self.reading),
+            "compute_infer": pb.StatisticDuration(count=self.count, ns=self.running),
+            "compute_output": pb.StatisticDuration(count=self.count, ns=self.writing),
+        }
 
 
 BUCKETS_MS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Upper bounds of the latency histogram; there is one more bucket above."""
+BUCKETS_NS = tuple(int(bound * 1_000_000) for bound in BUCKETS_MS)
 
 
 @dataclass(frozen=True)
@@ -75,60 +64,64 @@ class Statistics:
     def __init__(self) -> None:
         self.generation = Counters()
         self._lock = threading.Lock()
-        self._success = _Total()
-        self._failure = _Total()
-        self._queue = _Total()
-        self._phases = _Phases()
+        self._answered = _Phases()
+        self._answered_ns = 0
+        self._queue_ns = 0
+        self._failed = 0
+        self._failed_ns = 0
         self._by_batch: defaultdict[int, _Phases] = defaultdict(_Phases)
         self._executions = 0
         self._rows = 0
         self._last_ms = 0
-        self._latencies = [0] * (len(BUCKETS_MS) + 1)
+        self._latencies = [0] * (len(BUCKETS_NS) + 1)
 
-    def record_success(self, timing: Timing, *, rows: int) -> None:
-        """Count an answered request of `rows` batched rows; 1 for a model without a batch dim."""
+    def record_success(self, rows: int, *, queue: int, reading: int, running: int, writing: int) -> None:
+        """Count an answered request of `rows` batched rows (1 for a model without a batch dim): nanoseconds that it
+        waited, that its inputs were read, that the session ran, and that its outputs were written.
+        """
+        took = queue + reading + running + writing
         now = time.time_ns() // 1_000_000
-        took = timing.queue + timing.input + timing.infer + timing.output
-        bucket = bisect_left(BUCKETS_MS, took / 1e6)
+        bucket = bisect_left(BUCKETS_NS, took)
         with self._lock:
-            self._success.add(took)
-            self._queue.add(timing.queue)
-            self._phases.add(timing.input, timing.infer, timing.output)
+            self._answered.add(reading, running, writing)
+            self._answered_ns += took
+            self._queue_ns += queue
             self._rows += rows
             self._last_ms = now
             self._latencies[bucket] += 1
 
-    def record_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+    def record_execution(self, rows: int, reading: int, running: int, writing: int) -> None:
         """Count a run of the session, of one request or a batch."""
         with self._lock:
             self._executions += 1
-            self._by_batch[rows].add(input_ns, infer_ns, output_ns)
+            self._by_batch[rows].add(reading, running, writing)
 
     def record_failure(self, ns: int) -> None:
         """Count a request that was refused or failed after `ns` nanoseconds."""
         with self._lock:
-            self._failure.add(ns)
+            self._failed += 1
+            self._failed_ns += ns
 
     def totals(self) -> Totals:
         """The counters, all of one moment."""
         with self._lock:
             return Totals(
-                success=self._success.count,
-                failure=self._failure.count,
+                success=self._answered.count,
+                failure=self._failed,
                 rows=self._rows,
                 executions=self._executions,
-                request_ns=self._success.ns,
-                queue_ns=self._queue.ns,
-                input_ns=self._phases.input.ns,
-                infer_ns=self._phases.infer.ns,
-                output_ns=self._phases.output.ns,
+                request_ns=self._answered_ns,
+                queue_ns=self._queue_ns,
+                input_ns=self._answered.reading,
+                infer_ns=self._answered.running,
+                output_ns=self._answered.writing,
                 latencies=tuple(self._latencies),
             )
 
     def message(self, name: str, version: int) -> pb.ModelStatistics:
         """The counters as the protocol has them."""
         with self._lock:
-            phases = self._phases
+            answered = self._answered.count
             return pb.ModelStatistics(
                 name=name,
                 version=str(version),
@@ -136,20 +129,13 @@ class Statistics:
                 inference_count=self._rows,
                 execution_count=self._executions,
                 inference_stats=pb.InferStatistics(
-                    success=self._success.message(),
-                    fail=self._failure.message(),
-                    queue=self._queue.message(),
-                    compute_input=phases.input.message(),
-                    compute_infer=phases.infer.message(),
-                    compute_output=phases.output.message(),
+                    success=pb.StatisticDuration(count=answered, ns=self._answered_ns),
+                    fail=pb.StatisticDuration(count=self._failed, ns=self._failed_ns),
+                    queue=pb.StatisticDuration(count=answered, ns=self._queue_ns),
+                    **self._answered.messages(),
                 ),
                 batch_stats=[
-                    pb.InferBatchStatistics(
-                        batch_size=rows,
-                        compute_input=batch.input.message(),
-                        compute_infer=batch.infer.message(),
-                        compute_output=batch.output.message(),
-                    )
+                    pb.InferBatchStatistics(batch_size=rows, **batch.messages())
                     for rows, batch in sorted(self._by_batch.items())
                 ],
             )

@@ -32,7 +32,7 @@ from runtime.server.generation.probe import Abilities
 from runtime.server.generation.sampling import LogitsError, choose
 from runtime.server.generation.streams import LENGTH, STOP, Event, Failed, Job, Produced, Sequence
 from runtime.server.settings import Generation
-from runtime.server.statistics import Statistics, Timing
+from runtime.server.statistics import Statistics
 
 LOG = logging.getLogger("tilefuse.server")
 PAUSE_AT, GO_ON_AT = 64, 8
@@ -367,7 +367,7 @@ class Engine:
             self._end(job, keep=job.keep)
         waited = job.admitted - job.submitted
         rest = max(0, job.last - job.submitted - waited - job.read_ns - job.step_ns)
-        self._statistics.record_success(Timing(waited, job.read_ns, job.step_ns, rest), rows=1)
+        self._statistics.record_success(1, queue=waited, reading=job.read_ns, running=job.step_ns, writing=rest)
 
     def _fail(self, job: Job, error: Exception) -> None:
         if job.over:

@@ -16,6 +16,8 @@ from typing import Any
 
 import grpc
 
+from runtime.server.direct import CallContext
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "health": (
         "grpc.health.v1.Health/*",
@@ -141,22 +143,23 @@ class AccessInterceptor(grpc.ServerInterceptor):
     def _checked(self, work: Callable[..., Any], group: str | None) -> Callable[..., Any]:
         @functools.wraps(work)
         def check(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
-            self._check(context, group)
+            check_access(self._access, context, group)
             return work(request, context, *more)
 
         return check
 
-    def _check(self, context: grpc.ServicerContext, group: str | None) -> None:
-        if group in self._access.anonymous:
-            return
-        known = [rule for rule in self._access.rules if _holds(rule, context)]
+
+def check_access(access: Access, context: CallContext, group: str | None) -> None:
+    """Abort a call of a method of `group` unless a rule allows it."""
+    if group not in access.anonymous:
+        known = [rule for rule in access.rules if _holds(rule, context)]
         if not known:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this call needs a bearer token or a client certificate")
         if group is None or not any(group in rule.groups for rule in known):
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"you may not call methods of the group {group or 'none'}")
 
 
-def _holds(rule: Rule, context: grpc.ServicerContext) -> bool:
+def _holds(rule: Rule, context: CallContext) -> bool:
     """Whether the caller is the one of the rule."""
     if rule.subject:
         identities = context.peer_identities() or ()

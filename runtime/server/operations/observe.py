@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from runtime.server.direct import CallContext
 from runtime.server.operations.logs import CALL
 
 LOG = logging.getLogger("tilefuse.calls")
@@ -29,7 +30,7 @@ class TracingError(Exception):
 class Tracer(Protocol):
     """Starts a span around a call."""
 
-    def span(self, name: str, context: grpc.ServicerContext) -> AbstractContextManager[Any]:
+    def span(self, name: str, context: CallContext) -> AbstractContextManager[Any]:
         """A context manager that gives an OpenTelemetry span."""
         ...
 
@@ -63,7 +64,7 @@ class Observer:
         return not self.log_calls and self.tracer is None
 
     @contextmanager
-    def watch(self, method: str, context: grpc.ServicerContext) -> Generator[Told]:
+    def watch(self, method: str, context: CallContext) -> Generator[Told]:
         """Tell of the call inside the block."""
         told = Told()
         started = time.perf_counter()
@@ -80,14 +81,14 @@ class Observer:
                 self._log(method, context, told=told, milliseconds=milliseconds)
 
     def tell(
-        self, name: str, context: grpc.ServicerContext, *, since: int, status: grpc.StatusCode, fields: dict[str, Any]
+        self, name: str, context: CallContext, *, since: int, status: grpc.StatusCode, fields: dict[str, Any]
     ) -> None:
         """Tell of one request among those of a stream: it began at `since`, in nanoseconds, and ends now."""
         if self.tracer is not None:
             self.tracer.record(name, since=since, code=status.value[0], fields=fields)
         self._log(name, context, told=Told(status, fields), milliseconds=(time.time_ns() - since) / 1e6)
 
-    def _log(self, method: str, context: grpc.ServicerContext, *, told: Told, milliseconds: float) -> None:
+    def _log(self, method: str, context: CallContext, *, told: Told, milliseconds: float) -> None:
         if self.log_calls:
             shown = {"method": method, "status": told.status.name, "ms": round(milliseconds, 3), **told.fields}
             text = " ".join(f"{key}={value}" for key, value in shown.items())

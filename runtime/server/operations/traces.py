@@ -7,7 +7,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagate import extract
 from opentelemetry.sdk.resources import Resource
@@ -15,6 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind
 
+from runtime.server.direct import CallContext
 from runtime.server.operations.observe import PREFIX, STATUS_CODE
 
 
@@ -27,7 +27,7 @@ class OtlpTracer:
         self._tracer = self._provider.get_tracer("tilefuse")
 
     @contextmanager
-    def span(self, name: str, context: grpc.ServicerContext) -> Generator[Any]:
+    def span(self, name: str, context: CallContext) -> Generator[Any]:
         """A span of the call, under the caller's if the metadata name one."""
         carrier = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         service, _, method = name.removeprefix("/").partition("/")
