@@ -1,25 +1,27 @@
-"""What a request costs the server, beside the least that grpcio can do, and what batching gives.
+"""How fast requests are answered, beside grpcio's ceiling, KServe's SDK and MLServer, and what batching gives.
 
-    python -m benchmarks.serving [--quick] [--json FILE]
+    python -m benchmarks.serving [--quick] [--json FILE] [--kserve PYTHON] [--mlserver PYTHON] [--texts]
 
-Costs are processor time of the server process per request, with 8 in flight, so that neither the client's speed nor
-other work on the machine counts. The floor is a grpcio handler that takes bytes and answers with the same bytes.
+Servers run on processor 0 and the load generator, h2load, on processor 1, with 8 requests in flight; turns are
+interleaved, and medians are told. The ceiling is a grpcio handler that takes bytes and answers with as many. --kserve
+and --mlserver name the interpreters of environments that have them (serving_peers says how to make these). --texts
+measures a sentence encoder of MiniLM's size with 32 texts of mixed lengths in flight, batched and not.
 """
 
 import argparse
 import json
 import os
+import re
+import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
-from concurrent import futures
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -27,13 +29,43 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from benchmarks.serving_peers import (
+    LIMITS,
+    METHOD,
+    Peer,
+    answer_with_canned_bytes,
+    pinned,
+    processor_seconds,
+    request_of,
+    start_bytes,
+    start_kserve,
+    start_mlserver,
+    wait_for_answer,
+)
 from benchmarks.serving_soak import start_server
+from models import minilm
 from proto import open_inference_pb2 as pb
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
-LIMITS = (("grpc.max_receive_message_length", 2**30), ("grpc.max_send_message_length", 2**30))
-SIZES = {"4 KB": (1024, 2000), "602 KB": (150_528, 300), "4 MB": (1_048_576, 60)}
+SIZES = {"4 KB": (1024, 6000), "602 KB": (150_528, 400), "4 MB": (1_048_576, 80)}
 IN_FLIGHT = 8
+TURNS = 3
+TEXTS_IN_FLIGHT = 32
+TEXT_LENGTHS = (4, 40)  # tokens of a sentence
+BATCHED = "max_batch_size: 32 dynamic_batching { }"
+PADDED = "[padding]\ndim = 'seq'\nbuckets = [8, 16, 24, 32, 40]\nmask = 'attention_mask'\n"
+OURS, CEILING = "ours", "grpcio, bytes"
+
+
+@dataclass
+class Row:
+    """One case; `peers` by name."""
+
+    case: str
+    unit: str
+    ours: float | None
+    peers: dict[str, float] = field(default_factory=dict[str, float])
+    floor: float | None = None
+    error: str | None = None
 
 
 def save_model(path: Path) -> None:
@@ -49,61 +81,41 @@ def save_model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
 
 
-def request_of(count: int) -> bytes:
-    """A request with `count` floats."""
-    request = pb.ModelInferRequest(model_name="plain", raw_input_contents=[np.ones(count, dtype=np.float32).tobytes()])
-    request.inputs.add(name="x", datatype="FP32", shape=[count])
-    return request.SerializeToString()
+def turn(peer: Peer, body: Path, count: int) -> tuple[float, float]:
+    """Requests per second, and microseconds of processor time of the server for each, with 8 in flight."""
+    command = ["h2load", "-n", str(count), "-c", str(IN_FLIGHT), "-m", "1", "-w", "24", "-W", "28", "-d", str(body)]
+    command += ["-H", "content-type: application/grpc", "-H", "te: trailers", f"http://127.0.0.1:{peer.port}{METHOD}"]
+    before = processor_seconds(peer.process.pid)
+    told = subprocess.run(pinned(1, command), capture_output=True, text=True, check=True).stdout
+    used = processor_seconds(peer.process.pid) - before
+    rate, done = re.search(r"([\d.]+) req/s", told), re.search(r"(\d+) succeeded", told)
+    if rate is None or done is None or int(done[1]) != count:
+        raise SystemExit(f"{peer.name} did not answer {count} requests:\n{told}")
+    return float(rate[1]), used / count * 1e6
 
 
-def answer_with_canned_bytes() -> None:
-    """The floor: a server that takes bytes and answers with as many."""
-    canned: dict[int, bytes] = {}
-
-    def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
-        return canned.setdefault(len(data), data)
-
-    server = grpc.server(futures.ThreadPoolExecutor(16), options=LIMITS)
-    handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(answer)}
-    service = "inference.GRPCInferenceService"
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    print(port, flush=True)
-    server.wait_for_termination()
-
-
-def processor_seconds(process: int) -> float:
-    """Processor time that a process has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def measure_sizes(peers: Sequence[Peer], folder: Path, share: int) -> list[Row]:
+    """Rate and cost by size; the first peer is ours, the second the ceiling."""
+    rows: list[Row] = []
+    for size, (floats, count) in SIZES.items():
+        data, body = request_of(floats), folder / "body"
+        body.write_bytes(b"\0" + len(data).to_bytes(4, "big") + data)
+        turns = [[turn(peer, body, count // share) for peer in peers] for _ in range(TURNS)]
+        for at, unit in enumerate(("requests/s", "us of the server")):
+            found = {
+                peer.name: statistics.median(taken[number][at] for taken in turns) for number, peer in enumerate(peers)
+            }
+            floor = found.pop(CEILING)
+            rows.append(Row(f"{size}, {IN_FLIGHT} in flight", unit, found.pop(OURS), found, floor))
+    return rows
 
 
-def microseconds_per_request(url: str, process: int, data: bytes, count: int) -> float:
-    """Processor time of the server, for `count` requests of 8 clients."""
-    with grpc.insecure_channel(url, options=LIMITS) as channel:
-        call = channel.unary_unary(METHOD)
-        call(data)
-
-        def send() -> None:
-            for _ in range(count // IN_FLIGHT):
-                call(data)
-
-        before = processor_seconds(process)
-        threads = [threading.Thread(target=send) for _ in range(IN_FLIGHT)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return (processor_seconds(process) - before) / (count // IN_FLIGHT * IN_FLIGHT) * 1e6
-
-
-def lone_overhead(url: str, model: Path, count: int) -> float:
-    """Median milliseconds that a lone request of 4 KB takes beyond `session.run`."""
+def lone_overhead(peer: Peer, model: Path, count: int) -> float:
+    """Median milliseconds that a lone request of 4 KB takes beyond `session.run`, its client included."""
     data, x = request_of(1024), np.ones(1024, dtype=np.float32)
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     taken: tuple[list[float], list[float]] = ([], [])
-    with grpc.insecure_channel(url) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{peer.port}") as channel:
         call = channel.unary_unary(METHOD)
         for _ in range(count):
             started = time.perf_counter()
@@ -115,23 +127,118 @@ def lone_overhead(url: str, model: Path, count: int) -> float:
     return (statistics.median(taken[0]) - statistics.median(taken[1])) * 1e3
 
 
-@contextmanager
-def servers(folder: Path) -> Generator[tuple[tuple[str, int], tuple[str, int]]]:
-    """Address and process of our server and of the floor."""
+def text_of(model: str, length: int, chance: np.random.Generator) -> bytes:
+    """A request for the embedding of one text."""
+    ids = chance.integers(1000, 30_000, (1, length))
+    request = pb.ModelInferRequest(model_name=model)
+    for name, array in (("input_ids", ids), ("attention_mask", np.ones_like(ids)), ("token_type_ids", ids * 0)):
+        request.inputs.add(name=name, datatype="INT64", shape=ids.shape)
+        request.raw_input_contents.append(array.tobytes())
+    return request.SerializeToString()
+
+
+def texts_per_second(url: str, model: str, count: int, in_flight: int) -> tuple[float, float, float]:
+    """Rate, and the median and 99th percentile of the milliseconds that an answer takes."""
+    chance = np.random.default_rng(3)
+    texts = iter([text_of(model, int(length), chance) for length in chance.integers(*TEXT_LENGTHS, count)])
+    lock, taken = threading.Lock(), list[float]()
+    with grpc.insecure_channel(url, options=LIMITS) as channel:
+        call = channel.unary_unary(METHOD)
+
+        def send() -> None:
+            while True:
+                with lock:
+                    text = next(texts, None)
+                if text is None:
+                    return
+                started = time.perf_counter()
+                call(text)
+                taken.append((time.perf_counter() - started) * 1e3)
+
+        started = time.perf_counter()
+        threads = [threading.Thread(target=send) for _ in range(in_flight)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rate = count / (time.perf_counter() - started)
+    return rate, statistics.median(taken), float(np.percentile(taken, 99))
+
+
+def measure_texts(folder: Path, share: int) -> list[Row]:
+    """Texts of mixed lengths: batched and padded, one at a time in the server, and one at a time in flight."""
+    path = folder / "batched" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    minilm.build(path)
+    shutil.copytree(folder / "batched", folder / "single")
+    (folder / "batched" / "config.pbtxt").write_text(BATCHED)
+    (folder / "batched" / "tilefuse.toml").write_text(f"threads = 1\noptimize_first = true\n{PADDED}")
+    (folder / "single" / "tilefuse.toml").write_text("threads = 1\ninstances = 1\noptimize_first = true\n")
+    process, url = start_server(folder, models=("batched", "single"), prefix=pinned(0, []))
+    os.sched_setaffinity(0, {1})
+    cases: dict[str, Callable[[], tuple[float, float, float]]] = {
+        "batched": lambda: texts_per_second(url, "batched", 640 // share, TEXTS_IN_FLIGHT),
+        "one by one": lambda: texts_per_second(url, "single", 640 // share, TEXTS_IN_FLIGHT),
+        "one in flight": lambda: texts_per_second(url, "single", 320 // share, 1),
+    }
+    try:
+        turns = [{name: run() for name, run in cases.items()} for _ in range(TURNS)]
+    finally:
+        process.terminate()
+        process.wait()
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    found = {name: [statistics.median(one[name][at] for one in turns) for at in range(3)] for name in cases}
+    peers = {name: found[name] for name in ("one by one", "one in flight")}
+    case = f"MiniLM, texts of {TEXT_LENGTHS[0]} to {TEXT_LENGTHS[1] - 1} tokens, {TEXTS_IN_FLIGHT} in flight"
+    return [
+        Row(case, unit, found["batched"][at], {name: values[at] for name, values in peers.items()})
+        for at, unit in enumerate(("texts/s", "ms p50", "ms p99"))
+    ]
+
+
+def start_ours(folder: Path) -> Peer:
+    """Our server, with the model as `plain`."""
     for name in ("plain", "padded"):  # the names that `start_server` loads
         save_model(folder / name / "1" / "model.onnx")
-        (folder / name / "tilefuse.toml").write_text("optimize = false\n")
-    ours, url = start_server(folder)
-    command = [sys.executable, "-m", "benchmarks.serving", "--floor"]
-    floor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert floor.stdout is not None
-        yield (url, ours.pid), (f"127.0.0.1:{floor.stdout.readline().strip()}", floor.pid)
-    finally:
-        ours.terminate()
-        floor.terminate()
-        ours.wait()
-        floor.wait()
+        (folder / name / "tilefuse.toml").write_text("optimize = false\nthreads = 1\n")
+    process, url = start_server(folder, prefix=pinned(0, []))
+    peer = Peer(OURS, int(url.rpartition(":")[2]), process)
+    wait_for_answer(peer.name, peer.port, process)
+    return peer
+
+
+def measure(arguments: argparse.Namespace, folder: Path, share: int) -> list[Row]:
+    """All rows that were asked for."""
+    if arguments.texts:
+        return measure_texts(folder / "texts", share)
+    if shutil.which("h2load") is None:
+        return [Row("sizes", "requests/s", None, error="h2load is not installed: apt-get install nghttp2-client")]
+    with ExitStack() as stack:
+        peers: list[Peer] = []
+
+        def keep(peer: Peer) -> None:
+            stack.callback(peer.process.wait)
+            stack.callback(peer.process.terminate)
+            peers.append(peer)
+
+        keep(start_ours(folder / "models"))
+        keep(start_bytes())
+        model = folder / "models" / "plain" / "1" / "model.onnx"
+        for name, python, start in (
+            ("kserve", arguments.kserve, start_kserve),
+            ("mlserver", arguments.mlserver, start_mlserver),
+        ):
+            if python is None:
+                print(f"{name}: not measured, as --{name} names no interpreter that has it")
+            else:
+                keep(start(python.absolute(), model, folder / name))
+        rows = measure_sizes(peers, folder, share)
+        overhead = [lone_overhead(peer, model, 1000 // share) for peer in peers]
+        found = {peer.name: taken for peer, taken in zip(peers, overhead, strict=True)}
+        rows.append(
+            Row("lone 4 KB over session.run, p50", "ms", found.pop(OURS), floor=found.pop(CEILING), peers=found)
+        )
+    return rows
 
 
 def main() -> None:
@@ -139,28 +246,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a fifth of the requests")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--floor", action="store_true", help="be the server that the floor is measured with")
+    parser.add_argument("--kserve", type=Path, metavar="PYTHON")
+    parser.add_argument("--mlserver", type=Path, metavar="PYTHON")
+    parser.add_argument("--texts", action="store_true", help="measure a sentence encoder instead")
+    parser.add_argument("--bytes", type=int, metavar="PORT", help="be the server that is the ceiling")
     arguments = parser.parse_args()
-    if arguments.floor:
-        answer_with_canned_bytes()
+    if arguments.bytes:
+        answer_with_canned_bytes(arguments.bytes)
         return
-    share = 5 if arguments.quick else 1
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name, servers(Path(name)) as (ours, floor):
-        for size, (floats, count) in SIZES.items():
-            data = request_of(floats)
-            turns = [
-                [microseconds_per_request(*server, data, count // share) for server in (ours, floor)] for _ in range(3)
-            ]
-            mine, least = (statistics.median(column) for column in zip(*turns, strict=True))
-            rows.append({"case": f"{size}, 8 in flight", "unit": "us", "ours": mine, "floor": least})
-        overhead = lone_overhead(ours[0], Path(name) / "plain" / "1" / "model.onnx", 1000 // share)
-        rows.append({"case": "lone 4 KB over session.run, p50", "unit": "ms", "ours": overhead, "floor": None})
+    with tempfile.TemporaryDirectory() as name:
+        rows = measure(arguments, Path(name), 5 if arguments.quick else 1)
     for row in rows:
-        beside = f", floor {row['floor']:.0f}, {row['floor'] / row['ours']:.2f} of it" if row["floor"] else ""
-        print(f"{row['case']}: {row['ours']:.2f} {row['unit']}{beside}")
+        beside = dict(row.peers) | ({CEILING: row.floor} if row.floor is not None else {})
+        ours = row.ours
+        shown = [
+            f"{name} {value:.4g} (ours is {ours / value:.2f} of it)" for name, value in beside.items() if ours and value
+        ]
+        print(f"{row.case}: {row.error or f'{ours:.4g} {row.unit}'}" + "".join(f"; {text}" for text in shown))
     if arguments.json:
-        arguments.json.write_text(json.dumps([{**row, "peers": {}, "error": None} for row in rows]))
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

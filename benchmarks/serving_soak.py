@@ -142,11 +142,13 @@ def resident(process: int) -> int:
     return int(found[1]) * 1024
 
 
-def start_server(folder: Path, *, models: Sequence[str] = ("padded", "plain")) -> tuple[subprocess.Popen[str], str]:
-    """A server on a free port, once it is ready."""
+def start_server(
+    folder: Path, *, models: Sequence[str] = ("padded", "plain"), prefix: Sequence[str] = ()
+) -> tuple[subprocess.Popen[str], str]:
+    """A server of `models` on a free port, once it is ready; its command begins with `prefix`."""
     flags = ["--port", "0", "--model-control-mode", "explicit"]
     flags += [flag for model in models for flag in ("--load-model", model)]
-    command = [sys.executable, "-m", "runtime.cli", "serve", str(folder), *flags]
+    command = [*prefix, sys.executable, "-m", "runtime.cli", "serve", str(folder), *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     url = ""
     assert process.stderr is not None

@@ -7,6 +7,7 @@ answers UNIMPLEMENTED, with a sentence.
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from typing import Any, NoReturn
 
@@ -158,11 +159,7 @@ class InferenceService:
             yield stream_failure(request, error)
 
     def _infer(self, request: InferRequest, context: CallContext) -> bytes:
-        def notify(wake: Callable[[], None]) -> None:
-            if not context.add_callback(wake):
-                wake()
-
-        call = Call(context.is_active, self._byte_limit, notify)
+        call = Call(context.is_active, self._byte_limit, partial(_notify, context))
         if isinstance(context, DirectCall):
             call.step_aside = context.step_aside
         model = self._repository.take(request.model_name, request.model_version)
@@ -269,6 +266,12 @@ def stream_failure(request: pb.ModelInferRequest, error: Exception) -> pb.ModelS
     status, reason = status_of(error)
     failed = pb.ModelInferResponse(model_name=request.model_name[:128], id=request.id[:1024])
     return pb.ModelStreamInferResponse(error_message=f"[{status.name}] {reason}", infer_response=failed)
+
+
+def _notify(context: CallContext, wake: Callable[[], None]) -> None:
+    """Have `wake` called when the client stops waiting, be it now."""
+    if not context.add_callback(wake):
+        wake()
 
 
 def installed_version() -> str:
