@@ -1,0 +1,100 @@
+"""Clients that are not Python's, and connections that end: by age, and because a client pings too often."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from served_models import plain_loader, save_double, save_slow
+
+import proto
+from proto import open_inference_pb2 as pb
+from proto.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from runtime.server.serve import RunningServer, ServerOptions
+from runtime.server.transport import TransportOptions
+
+NODE = shutil.which("node")
+PACKAGES = "require('@grpc/grpc-js'); require('@grpc/proto-loader')"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("clients")
+    save_double(root / "models" / "double" / "1" / "model.onnx")
+    save_slow(root / "models" / "slow" / "1" / "model.onnx")
+    return root
+
+
+@contextmanager
+def served(root: Path, **transport: float) -> Generator[str]:
+    """The address of a server."""
+    options: Any = transport
+    server = RunningServer(ServerOptions(transport=TransportOptions(port=0, **options)))
+    try:
+        server.load(root / "models", plain_loader(root / "cache"))
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        assert server.drain()
+
+
+def double_request(values: list[float]) -> pb.ModelInferRequest:
+    raw = np.array(values, dtype=np.float32).tobytes()
+    request = pb.ModelInferRequest(model_name="double", raw_input_contents=[raw])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    return request
+
+
+def slow_request(steps: int) -> pb.ModelInferRequest:
+    raw = [np.ones(1, dtype=np.float32).tobytes(), np.array(steps, dtype=np.int64).tobytes()]
+    request = pb.ModelInferRequest(model_name="slow", raw_input_contents=raw)
+    request.inputs.add(name="x", datatype="FP32", shape=[1])
+    request.inputs.add(name="steps", datatype="INT64", shape=[])
+    return request
+
+
+def test_grpc_js(models: Path) -> None:
+    """npm install --prefix DIR @grpc/grpc-js @grpc/proto-loader; NODE_PATH=DIR/node_modules pytest …"""
+    if NODE is None or subprocess.run([NODE, "-e", PACKAGES], capture_output=True).returncode:
+        pytest.skip("node with @grpc/grpc-js and @grpc/proto-loader is not there")
+    script = Path(__file__).with_name("grpc_js_client.js")
+    definition = Path(proto.__file__).with_name("open_inference.proto")
+    with served(models) as address:
+        ended = subprocess.run([NODE, script, address, definition], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_old_connections_are_renewed_and_no_call_is_lost(models: Path) -> None:
+    with served(models, connection_age_seconds=0.5, connection_grace_seconds=30) as address:
+        changes: list[grpc.ChannelConnectivity] = []
+        with grpc.insecure_channel(address) as channel:
+            channel.subscribe(changes.append)
+            stub: Any = GRPCInferenceServiceStub(channel)
+            end = time.monotonic() + 2.5
+            while time.monotonic() < end or changes.count(grpc.ChannelConnectivity.READY) < 2:
+                answer = stub.ModelInfer(double_request([1, 2, 3, 4]), timeout=20)
+                assert np.frombuffer(answer.raw_output_contents[0], dtype=np.float32).tolist() == [2, 4, 6, 8]
+                assert time.monotonic() < end + 30, changes
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_clients_that_ping_too_often_are_cut_off(models: Path, allowed: bool) -> None:
+    pings = (("grpc.keepalive_time_ms", 100), ("grpc.http2.max_pings_without_data", 0))
+    options = (*pings, ("grpc.keepalive_timeout_ms", 20_000), ("grpc.use_local_subchannel_pool", 1))
+    with (
+        served(models, least_ping_seconds=0.01 if allowed else 300) as address,
+        grpc.insecure_channel(address, options=options) as channel,
+    ):
+        stub: Any = GRPCInferenceServiceStub(channel)
+        slow = stub.ModelInfer.future(slow_request(500 if allowed else 2000), timeout=60)
+        if allowed:
+            assert slow.result().raw_output_contents
+            return
+        error = slow.exception()
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "too many pings" in error.details().lower()
