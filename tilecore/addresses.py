@@ -116,8 +116,10 @@ def layout_offset(plan: Plan, buffer: Buffer, index: tuple[Expr, ...]) -> Expr:
     layout = plan.layouts[buffer.name]
     if layout.kind == "panels":
         column, depth = index[layout.column], index[1 - layout.column]
-        panel = buffer.shape[1 - layout.column] * PANEL
-        return column // PANEL * panel + depth * PANEL + column % PANEL
+        start = column // PANEL * panel_size(plan, buffer)
+        if buffer.dtype is DType.BF16:  # in pairs of the summed axis
+            return start + depth // 2 * (2 * PANEL) + column % PANEL * 2 + depth % 2
+        return start + depth * PANEL + column % PANEL
     if len(index) == 1:
         return index[0]
     return flat_offset(index, (*buffer.shape[:-1], row_stride(buffer)))
@@ -128,11 +130,17 @@ def row_stride(buffer: Buffer) -> Expr:
     return ceil_to(buffer.shape[-1], PANEL)
 
 
+def panel_size(plan: Plan, buffer: Buffer) -> Expr:
+    """Elements of one packed panel of a buffer: whole pairs of bf16."""
+    depth = buffer.shape[1 - plan.layouts[buffer.name].column]
+    return (ceil_to(depth, 2) if buffer.dtype is DType.BF16 else depth) * PANEL
+
+
 def slot_size(plan: Plan, buffer: Buffer) -> Expr:
     """Elements of one copy of a buffer, padding included."""
     layout = plan.layouts[buffer.name]
     if layout.kind == "panels":
-        return ceil_to(buffer.shape[layout.column], PANEL) * buffer.shape[1 - layout.column]
+        return (buffer.shape[layout.column] + (PANEL - 1)) // PANEL * panel_size(plan, buffer)
     size = row_stride(buffer)
     for extent in buffer.shape[:-1]:
         size = size * extent

@@ -211,4 +211,5 @@ def load_native(kernel: Linkable, target: Target, toolchain: Toolchain) -> Nativ
 def _natives(kernels: Sequence[Linkable], path: Path) -> list[Native]:
     library = ctypes.CDLL(str(path))
     variant = _Library.in_dll(library, "tile_generated_library").variants[0]
+    variant.supported()  # asks the system for what the processor's tiles need
     return [Native(kernel.name, library, variant.kernels[i].contents) for i, kernel in enumerate(kernels)]

@@ -8,6 +8,7 @@ A kernel is C text per instruction set, named by the hash of that text: equal sp
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +20,9 @@ from tilecore.cost import work_of
 from tilecore.emit_c import emit_c
 from tilecore.emit_expr import ELEMENT, EmitError
 from tilecore.emit_host import Signature, symbol_order
-from tilecore.expand import expand_products, expand_reductions, pack_operands, widen_operands
+from tilecore.expand import expand_products, expand_reductions, is_narrow, pack_operands, widen_operands
 from tilecore.infer import Plan, describe_plan, infer
-from tilecore.ir import Program
+from tilecore.ir import Gemm, Program, statements
 from tilecore.library import kernel_for
 from tilecore.lower import lower
 from tilecore.pack import pack_constants
@@ -36,14 +37,6 @@ from tilecore.verify import verify
 HEADERS = Path(__file__).parent / "csrc"
 PLACEHOLDER = "KERNEL_NAME"
 MAX_SYMBOLS, MAX_RANK = 32, 8  # TILE_MAX_SYMBOLS and TILE_MAX_RANK
-PASSES: tuple[Callable[[Program], Program], ...] = (
-    expand_reductions,  # before copies: what it makes of 16-bit floats is elementwise already
-    expand_products,  # before operands are widened, as it needs none widened
-    expand_buffer_copies,  # later stages know elementwise statements, not copies between buffers
-    start_from_products,  # needs single-trip loops as the kernel wrote them
-    widen_operands,
-    pack_operands,  # last: the copies that it makes fill panels and must stay copies
-)
 Dump = Callable[[str, str], None]  # (stage, text)
 
 
@@ -93,12 +86,13 @@ def compile_spec(
     choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, target)
     program = trace(function, inputs=packed_spec.inputs, operands=operands, extents=choice.config)
     signature = Signature(PLACEHOLDER, packed_spec.inputs, outputs_of(packed_spec), work_of(packed_spec), spec.requires)
-    texts = {target.name: _emit(program, signature, target) for target in targets}
+    needed = targets_of(program, targets)
+    texts = {target.name: _emit(program, signature, target) for target in needed}
     name = kernel_name(label, texts)
     sources = {target: text.replace(PLACEHOLDER, name) for target, text in texts.items()}
     kernel = Kernel(name, function.__name__, packed_spec, packed, choice.config, sources, choice.why)
     if dump:
-        _dump_stages(kernel, program, targets, dump)
+        _dump_stages(kernel, program, needed, dump)
     return kernel
 
 
@@ -111,6 +105,13 @@ def kernel_name(label: str, texts: Mapping[str, str]) -> str:
     """The name of a kernel by its texts, in which PLACEHOLDER stands for it."""
     digest = hashlib.sha256("\0".join(texts[target] for target in sorted(texts)).encode()).hexdigest()[:12]
     return f"Fused{label}_{digest}"
+
+
+def targets_of(program: Program, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+    """Those of `targets` that `program` needs code for: without products of bf16, a row's base does."""
+    narrow = any(isinstance(stmt, Gemm) and is_narrow(stmt) for stmt in statements(program.body))
+    names = {target.name for target in targets}
+    return tuple(target for target in targets if narrow or target.base not in names)
 
 
 def _check_limits(spec: Spec) -> None:
@@ -136,9 +137,21 @@ def _emit(program: Program, signature: Signature, target: Target) -> str:
     return emit_c(lower(plan_of(program, target)), signature, target)
 
 
+def passes_for(target: Target) -> tuple[Callable[[Program], Program], ...]:
+    """What a program goes through before inference."""
+    return (
+        expand_reductions,  # before copies: what it makes of 16-bit floats is elementwise already
+        expand_products,  # before operands are widened, as it needs none widened
+        expand_buffer_copies,  # later stages know elementwise statements, not copies between buffers
+        start_from_products,  # needs single-trip loops as the kernel wrote them
+        partial(widen_operands, target=target),
+        pack_operands,  # last: the copies that it makes fill panels and must stay copies
+    )
+
+
 def plan_of(program: Program, target: Target) -> Plan:
     """What inference decides for `program` after every pass."""
-    for rewrite in PASSES:
+    for rewrite in passes_for(target):
         program = rewrite(program)
         verify(program)
     return infer(program, target)

@@ -284,8 +284,10 @@ class _Kernel(Expressions):
 
     def _pack_transposed(self, pack: PackTransposed) -> None:
         source = f"{memory_name(pack.source.memory)} + {self.scalar(pack.source.offset)}"
+        verb = "pack_pairs" if pack.panels.dtype is DType.BF16 else "pack_transposed"
+        kind = f"{pack.source.memory.dtype}{'_rounded' if pack.rounded and verb == 'pack_transposed' else ''}"
         self.line(
-            f"pack_transposed_{pack.source.memory.dtype}({source}, {self.scalar(pack.source.row)}, "
+            f"{verb}_{kind}({source}, {self.scalar(pack.source.row)}, "
             f"{memory_name(pack.panels)} + {self.scalar(pack.offset)}, {self.scalar(pack.panel)}, "
             f"{self.scalar(pack.columns)}, {self.scalar(pack.depth)});{_where(pack.span)}"
         )
@@ -373,7 +375,12 @@ class _Kernel(Expressions):
             masks.append(lanes.tail)
         mask = " & ".join(masks)
         memory = memory_name(put.memory)
-        if put.update:
+        if put.odd is not None:  # both halves of a whole panel
+            step, rest = split_affine(put.offset, lanes.var)
+            assert rest is not None and step == const(2)
+            odd = self.vector(unrounded(put.odd), lanes)
+            text = f"store_pairs_{element}({memory} + {self._sum(rest, lanes)}, {value}, {odd});"
+        elif put.update:
             at = self.vector(put.offset, lanes) if lanes.varies(put.offset) else f"splat_i64({self.scalar(put.offset)})"
             text = f"atomic_{put.update}_lanes_{element}({memory}, {at}, {mask or 'splat_bool(1)'}, {value});"
         elif rest is not None and step == const(1):

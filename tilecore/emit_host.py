@@ -84,16 +84,16 @@ def descriptor(program: LoopProgram, signature: Signature, names: Mapping[str, s
         *_size_function("int64_t", "work", signature.work, symbols, names),
         _shape(signature, symbols, names),
         *_tables(signature),
-        f"const tile_kernel {kernel_symbol(signature.name, target)} = {{",
+        f"const tile_kernel {kernel_symbol(signature.name, target.name)} = {{",
         f'    "{signature.name}", {len(signature.inputs)}, {len(signature.outputs)}, input_types, tile_outputs,',
         "    bind, shape, tasks, group, scratch_size, work, run,",
         "};",
     ]
 
 
-def kernel_symbol(name: str, target: Target) -> str:
-    """The C name of a kernel's table for one instruction set."""
-    return f"tile_kernel_{name}_{target.name.replace('-', '_')}"
+def kernel_symbol(name: str, target: str) -> str:
+    """The C name of a kernel's table for the instruction set called `target`."""
+    return f"tile_kernel_{name}_{target.replace('-', '_')}"
 
 
 def _size_function(kind: str, name: str, value: Expr, symbols: list[str], names: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ wider tiles, because there each row of B is read for little work and many must b
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.panel import PANEL
@@ -26,12 +26,12 @@ class ProductKind:
     tile: str  # name of a stamped tile, before its shape
 
 
-KINDS: dict[tuple[DType, DType, DType], ProductKind] = {  # by the types of a, b and c in memory
-    (DType.F32, DType.F32, DType.F32): ProductKind(
+KINDS: dict[tuple[DType, DType, DType, bool], ProductKind] = {  # by the types of a, b and c in memory, and b's pairs
+    (DType.F32, DType.F32, DType.F32, False): ProductKind(
         "product", ("float", "float", "float"), "TILE_MMA({rows}, {vectors}, mma_, f32, float)", "mma_"
     ),
     **{
-        (DType.F32, dtype, DType.F32): ProductKind(  # b is widened when it is read
+        (DType.F32, dtype, DType.F32, False): ProductKind(  # b is widened when it is read
             f"product_{dtype}",
             ("float", "uint16_t", "float"),
             f"TILE_MMA({{rows}}, {{vectors}}, mma_{dtype}_, {dtype}, uint16_t)",
@@ -39,8 +39,14 @@ KINDS: dict[tuple[DType, DType, DType], ProductKind] = {  # by the types of a, b
         )
         for dtype in (DType.F16, DType.BF16)
     },
+    (DType.F32, DType.BF16, DType.F32, True): ProductKind(  # b is widened when it is read
+        "product_pairs", ("float", "uint16_t", "float"), "TILE_MMA_PAIRS({rows}, {vectors})", "mma_pairs_"
+    ),
+    (DType.BF16, DType.BF16, DType.F32, True): ProductKind(
+        "product_narrow", ("uint16_t", "uint16_t", "float"), "TILE_MMA_NARROW({rows}, {vectors})", "mma_narrow_"
+    ),
     **{
-        (DType.I16, dtype, DType.I32): ProductKind(
+        (DType.I16, dtype, DType.I32, dtype is not DType.I16): ProductKind(
             f"product_{dtype}",
             ("int16_t", element, "int32_t"),
             f"TILE_DOT({{rows}}, {{vectors}}, {dtype}, {element})",
@@ -53,7 +59,7 @@ KINDS: dict[tuple[DType, DType, DType], ProductKind] = {  # by the types of a, b
 
 def kind_of(mma: Mma) -> ProductKind:
     """The kind of a product's register tile."""
-    return KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype]
+    return KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype, mma.b.pairs]
 
 
 def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[str]:
@@ -63,6 +69,9 @@ def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[
     widths |= {rows: tuple(dict.fromkeys((_widest(rows, target), tile.vectors, small))) for rows in WIDE_ROWS}
     shapes = [(rows, vectors) for rows, group in widths.items() for vectors in group]
     stamped = [kind.stamp.format(rows=rows, vectors=vectors) for rows, vectors in shapes]
+    if target.amx and kind.types[0] == "uint16_t":
+        rows = replace(kind, function=f"{kind.function}_rows")
+        return [*stamped, *_function(rows, tile, widths, target), f"TILE_AMX_PRODUCT({kind.function}, {rows.function})"]
     return [*stamped, *_function(kind, tile, widths, target)]
 
 

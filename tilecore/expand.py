@@ -19,7 +19,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, apply, cast, const
 from tilecore.contract.spec import View
 from tilecore.graph import buffers_of, build_graph
-from tilecore.infer import PRODUCT_TYPES
+from tilecore.infer import FLOATS, LEVELS, NARROW, product_types
 from tilecore.ir import (
     Buffer,
     Copy,
@@ -36,6 +36,7 @@ from tilecore.ir import (
     statements,
     with_bodies,
 )
+from tilecore.target import Target
 
 NEUTRAL: Mapping[str, float | int] = {
     "sum": 0, "prod": 1, "max": -np.inf, "fmax": -np.inf, "min": np.inf, "bitand": -1, "bitor": 0, "bitxor": 0
@@ -198,7 +199,12 @@ def expand_products(program: Program) -> Program:
 def _has_tile(stmt: Gemm) -> bool:
     wide = tuple(WIDE.get(buffer.dtype, buffer.dtype) for buffer in (stmt.a, stmt.b))
     transposed_integers = stmt.transpose_a and stmt.c.dtype.is_int
-    return (*wide, stmt.c.dtype) in PRODUCT_TYPES and not transposed_integers
+    return (*wide, stmt.c.dtype) in (FLOATS, LEVELS) and not transposed_integers
+
+
+def is_narrow(stmt: Gemm) -> bool:
+    """Whether a product is one that some targets have instructions for as it is, without widening operands."""
+    return (stmt.a.dtype, stmt.b.dtype, stmt.c.dtype) == NARROW and not stmt.transpose_a
 
 
 def _product(stmt: Gemm, names: _Names) -> Iterator[Stmt]:
@@ -214,12 +220,13 @@ def _product(stmt: Gemm, names: _Names) -> Iterator[Stmt]:
     yield For(depth, const(0), "serial", (step,), 1, stmt.span)
 
 
-def widen_operands(program: Program) -> Program:
-    """`program` in which operands of products are f32 or 16-bit integers."""
+def widen_operands(program: Program, target: Target) -> Program:
+    """`program` in which operands of products are f32, 16-bit integers, or bf16 where the target multiplies that."""
+    kept = NARROW in product_types(target)
     narrow = {
         buffer.name
         for stmt in statements(program.body)
-        if isinstance(stmt, Gemm) and _has_tile(stmt)
+        if isinstance(stmt, Gemm) and _has_tile(stmt) and not (kept and is_narrow(stmt))
         for buffer in (stmt.a, stmt.b)
         if buffer.dtype in WIDE
     }
@@ -238,7 +245,7 @@ def widen_operands(program: Program) -> Program:
             match stmt:
                 case Copy(dst=Tile(source=Buffer() as target)) if target in widened:
                     done.append(replace(stmt, dst=replace(stmt.dst, source=widened[target])))
-                case Gemm() if _has_tile(stmt):
+                case Gemm() if _has_tile(stmt) and not (kept and is_narrow(stmt)):
                     done.extend(_widened(stmt, widened, names, buffers))
                 case _:
                     done.append(with_bodies(stmt, body))

@@ -25,10 +25,15 @@ from tilecore.padding import Beyond, not_neutral
 from tilecore.span import Span
 from tilecore.target import RegisterTile, Target
 
-PRODUCT_TYPES = (  # (a, b, c) of T.gemm
-    (DType.F32, DType.F32, DType.F32),
-    (DType.I16, DType.I16, DType.I32),
-)
+ProductTypes = tuple[DType, DType, DType]  # of a, b and c of T.gemm
+FLOATS: ProductTypes = (DType.F32, DType.F32, DType.F32)
+LEVELS: ProductTypes = (DType.I16, DType.I16, DType.I32)
+NARROW: ProductTypes = (DType.BF16, DType.BF16, DType.F32)  # where the target has instructions for it
+
+
+def product_types(target: Target) -> tuple[ProductTypes, ...]:
+    """What register tiles of a target multiply."""
+    return (FLOATS, LEVELS, NARROW) if target.multiplies_bf16 else (FLOATS, LEVELS)
 
 
 class InferenceError(ValueError):
@@ -76,7 +81,7 @@ def infer(program: Program, target: Target) -> Plan:
     """The plan for a concrete program. InferenceError when constraints conflict."""
     graph = build_graph(program)
     _check_reductions(graph)
-    layouts = _layouts(graph, annotated_layouts(program))
+    layouts = _layouts(graph, annotated_layouts(program), target)
     given = {note.subject: int(note.value) for note in program.annotations if note.what == "vector_axis"}  # type: ignore[arg-type]
     vector_axis = {
         node.stmt: _given_axis(node.stmt, given) or choose_vector_axis(node.stmt, layouts)
@@ -122,13 +127,13 @@ def choose_register_tile(target: Target, columns: int = 64) -> RegisterTile:
     return max(candidates, key=lambda t: (t.rows * t.vectors / (t.rows + t.vectors), t.vectors))
 
 
-def _layouts(graph: TileGraph, given: Mapping[str, Layout]) -> dict[str, Layout]:
+def _layouts(graph: TileGraph, given: Mapping[str, Layout], target: Target) -> dict[str, Layout]:
     layouts = dict(given)
     for node in graph.nodes:
         if not isinstance(node.stmt, Gemm):
             continue
         gemm = node.stmt
-        _check_gemm_types(gemm)
+        _check_gemm_types(gemm, target)
         demands = (
             (gemm.b, Layout("panels", 0 if gemm.transpose_b else 1, gemm.span)),
             (gemm.a, Layout("rows", 1, gemm.span)),
@@ -225,13 +230,13 @@ def _check_reductions(graph: TileGraph) -> None:
             raise InferenceError(stmt.span.render(message) if stmt.span else message)
 
 
-def _check_gemm_types(gemm: Gemm) -> None:
+def _check_gemm_types(gemm: Gemm, target: Target) -> None:
     found = (gemm.a.dtype, gemm.b.dtype, gemm.c.dtype)
     where = f"{gemm.span}: " if gemm.span else ""
-    if gemm.transpose_a and found == PRODUCT_TYPES[1]:
-        raise InferenceError(f"{where}T.gemm of integers reads {gemm.a.name} along its rows: no transpose_A")
-    if found not in PRODUCT_TYPES:
-        known = " or ".join(f"{a} · {b} → {c}" for a, b, c in PRODUCT_TYPES)
+    if gemm.transpose_a and found in (LEVELS, NARROW):
+        raise InferenceError(f"{where}T.gemm of integers and bf16 reads {gemm.a.name} along its rows: no transpose_A")
+    if found not in product_types(target):
+        known = " or ".join(f"{a} · {b} → {c}" for a, b, c in product_types(target))
         raise InferenceError(
             f"{where}T.gemm on this target takes tiles of {known}; "
             + ", ".join(f"{buffer.name} is {buffer.dtype}" for buffer in (gemm.a, gemm.b, gemm.c))

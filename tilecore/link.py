@@ -45,6 +45,7 @@ def link_kernels(
 
     KernelBuildError names every kernel that the compiler refuses; BrokenToolchainError says why nothing can be built.
     """
+    targets = [target for target in targets if not kernels or any(target.name in kernel.sources for kernel in kernels)]
     problems: dict[str, str] = {}
 
     def build(job: tuple[Target, Linkable]) -> Path | None:
@@ -58,7 +59,8 @@ def link_kernels(
             return None
 
     with ThreadPoolExecutor(workers) as pool:
-        objects = pool.map(build, product(targets, kernels))
+        jobs = [(target, kernel) for target, kernel in product(targets, kernels) if target.name in kernel.sources]
+        objects = pool.map(build, jobs)
         others = pool.map(
             toolchain.object, [Source(library_source(kernels, targets, cards), include=(HEADERS,)), *host]
         )
@@ -71,12 +73,16 @@ def link_kernels(
 def library_source(
     kernels: Sequence[Linkable], targets: Sequence[Target], cards: Mapping[str, str] | None = None
 ) -> str:
-    """The C text that defines `tile_generated_library`; `cards` has C names for NVIDIA cards by the kernel's name."""
+    """The C text that defines `tile_generated_library`. A kernel without text for a row has the base's there.
+
+    `cards` has C names for NVIDIA cards by the kernel's name.
+    """
     found = cards or {}
     lines = ['#include "tile_kernel.h"', '#include "tile_features.h"']
     rows: list[str] = []
     for number, target in enumerate(targets):
-        names = [kernel_symbol(kernel.name, target) for kernel in kernels]
+        rows_of = [target.name if target.name in kernel.sources else target.base for kernel in kernels]
+        names = [kernel_symbol(kernel.name, row) for kernel, row in zip(kernels, rows_of, strict=True)]
         lines += [f"extern const tile_kernel {name};" for name in names]
         table = ", ".join(f"&{name}" for name in names) or "NULL"
         lines.append(f"static const tile_kernel* const kernels_{number}[] = {{{table}}};")

@@ -87,7 +87,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """`memory[offset]` = `value`, where `guard` (if any) holds; joined by `update` in one step where that is given."""
+    """`memory[offset]` = `value`, where `guard` (if any) holds; joined by `update` in one step where that is given.
+
+    With `odd`, pairs: `memory[offset + 1]` = `odd` beside it, in whole panels of 16-bit floats.
+    """
 
     memory: Memory
     offset: Expr
@@ -95,6 +98,7 @@ class Put:
     guard: Expr | None = None
     span: Span | None = field(default=None, compare=False, repr=False)
     update: str = ""
+    odd: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +124,13 @@ class VectorLoop:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A matrix in memory: element (r, c) is at `offset` + r · `row` + c · `column`."""
+    """A matrix in memory: element (r, c) is at `offset` + r · `row` + c · `column`; panels may lie in `pairs` of rows."""
 
     memory: Memory
     offset: Expr
     row: Expr
     column: Expr
+    pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,10 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class PackTransposed:
-    """Panels[p][k][lane] = source[p · PANEL + lane][k] for a source contiguous in k: `columns` × `depth` elements."""
+    """Panels[p][k][lane] = source[p · PANEL + lane][k] for a source contiguous in k: `columns` × `depth` elements.
+
+    `rounded`: to bf16 on the way; into panels of bf16, in pairs of k.
+    """
 
     source: Operand
     panels: Memory
@@ -177,6 +185,7 @@ class PackTransposed:
     panel: Expr  # elements between panels
     columns: Expr
     depth: Expr
+    rounded: bool = False
     span: Span | None = field(default=None, compare=False, repr=False)
 
 

@@ -5,15 +5,29 @@ what is inside), products become register tiles, copies become packing loops or 
 place, and copies that do not depend on the fastest grid axis are kept across it (`Once`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from tilecore.addresses import Addresses, Slot, live_var, row_stride, slot_size
+from tilecore.addresses import Addresses, Slot, live_var, panel_size, row_stride, slot_size
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, cast, const, loads, substitute, variables, walk
+from tilecore.contract.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    binary,
+    cast,
+    const,
+    loads,
+    select,
+    substitute,
+    variables,
+    walk,
+)
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
-from tilecore.graph import Axis, buffers_of, depth_axes, gemm_axes, split_affine, tile_axes
+from tilecore.graph import Axis, buffers_of, depth_axes, gemm_axes
 from tilecore.infer import Plan
 from tilecore.ir import (
     Assert,
@@ -31,7 +45,6 @@ from tilecore.ir import (
     Reduce,
     Stmt,
     Store,
-    Tile,
     While,
 )
 from tilecore.loops import (
@@ -51,15 +64,11 @@ from tilecore.loops import (
     Say,
     VectorLoop,
 )
+from tilecore.operands import affine_operand, as_stored, index_of, operands_in_place, source_index
 from tilecore.rows import is_row_wise, lower_rows, put_of
 from tilecore.streams import FEW_ROWS, Computed, computed_operands, whole_depth
 
-PAIR = (const(PANEL), const(2))
 TURN = 4  # rows of b that are unpacked together
-IN_PANELS = {  # types in memory that a product can read panels of, by the type of the tile
-    DType.F32: (DType.F32, DType.F16, DType.BF16),
-    DType.I16: (DType.I16, DType.I8, DType.U8),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,7 @@ def lower(plan: Plan) -> LoopProgram:
         for position, tensor in enumerate(group)
     }
     addresses = Addresses(plan, tensors, {})
-    in_place = _operands_in_place(plan, addresses)
+    in_place = operands_in_place(plan, addresses)
     kept = _kept_copies(program, in_place)
     slots: dict[str, Slot] = {}
     for buffer in program.buffers:
@@ -290,132 +299,13 @@ def _operand(buffer: Buffer, lowering: Lowering, *, swapped: bool) -> Operand:
     slot = lowering.addresses.slots[buffer.name]
     layout = lowering.plan.layouts[buffer.name]
     if layout.kind == "panels":
-        panel = buffer.shape[1 - layout.column] * PANEL
-        return Operand(slot.memory, slot.shift, panel, const(1))
+        pairs = buffer.dtype is DType.BF16
+        return Operand(slot.memory, slot.shift, panel_size(lowering.plan, buffer), const(1), pairs)
     row, column = row_stride(buffer), const(1)
     return Operand(slot.memory, slot.shift, column if swapped else row, row if swapped else column)
 
 
-def _operands_in_place(plan: Plan, addresses: Addresses) -> dict[str, Operand]:
-    """Operands whose copy can be left out: the source is plain, affine and of the right strides."""
-    found: dict[str, Operand] = {}
-    writers: dict[str, int] = {}
-    other_readers: set[str] = set()
-    for node in plan.graph.nodes:
-        for buffer in node.writes:
-            writers[buffer.name] = writers.get(buffer.name, 0) + 1
-        if not isinstance(node.stmt, Gemm):
-            other_readers |= {buffer.name for buffer in node.reads}
-    for node in plan.graph.nodes:
-        copy = node.stmt
-        if (
-            not isinstance(copy, Copy)
-            or not isinstance(copy.src.source, View)
-            or not isinstance(copy.dst.source, Buffer)
-        ):
-            continue
-        buffer = copy.dst.source
-        whole = copy.dst.shape == buffer.shape and buffer.dtype is copy.src.source.dtype
-        if writers[buffer.name] == 1 and buffer.name not in other_readers and whole and len(buffer.shape) == 2:
-            operand = _in_place(copy, copy.src.source, buffer, plan, addresses)
-            if operand:
-                found[buffer.name] = operand
-    return found
-
-
-def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Addresses) -> Operand | None:
-    layout = plan.layouts[buffer.name]
-    extents = [plan.filled((buffer.name, i), buffer.shape[i]) for i in (0, 1)]
-    if layout.kind == "rows":
-        row, column = live_var("row", extents[0]), live_var("column", extents[1])
-        load = addresses.unguarded(view, _source_index(copy, (row, column)))
-        operand = _affine_operand(load, row, column) if load else None
-        aligned = buffer.dtype is DType.F32 or (operand is not None and operand.column == const(1))
-        return operand if aligned else None  # levels of integers are read two at a time
-    if buffer.dtype is DType.I16 and in_pairs_of_rows(view):
-        return _pairs_in_place(copy, view, extents, layout.column, addresses)
-    depth = live_var("depth", extents[1 - layout.column])
-    panel = live_var("panel", (extents[layout.column] + (PANEL - 1)) // PANEL)
-    lane = live_var("lane", const(PANEL))
-    position = panel * PANEL + lane
-    load = addresses.unguarded(
-        _as_stored(view), _source_index(copy, (position, depth) if layout.column == 0 else (depth, position))
-    )
-    if load is None or load.dtype not in IN_PANELS.get(buffer.dtype, ()):
-        return None
-    if load.dtype in (DType.I8, DType.U8):
-        return None  # products read bytes in pairs of rows only
-    across, rest = split_affine(load.index[0], lane)
-    if rest is None or across != const(1):
-        return None
-    operand = _affine_operand(Load(load.source, (rest,)), panel, depth)
-    return operand if operand and operand.column == const(PANEL) else None
-
-
-def in_pairs_of_rows(view: View) -> bool:
-    """Whether the view is bytes of panels that lie in pairs of rows (`contract/panel.py`)."""
-    stored = _as_stored(view).value
-    return isinstance(stored, Load) and stored.dtype in (DType.I8, DType.U8) and stored.source.shape[2:] == PAIR
-
-
-def _pairs_in_place(copy: Copy, view: View, extents: list[Expr], column: int, addresses: Addresses) -> Operand | None:
-    """Panels in pairs: `row` is from panel to panel, `column` from row to row on average."""
-    pair, half = live_var("pair", (extents[1 - column] + 1) // 2), live_var("half", const(2))
-    panel = live_var("panel", (extents[column] + (PANEL - 1)) // PANEL)
-    lane = live_var("lane", const(PANEL))
-    position, depth = panel * PANEL + lane, pair * 2 + half
-    load = addresses.unguarded(
-        _as_stored(view), _source_index(copy, (position, depth) if column == 0 else (depth, position))
-    )
-    if load is None:
-        return None
-    rest: Expr | None = load.index[0]
-    for var, step in ((lane, 2), (half, 1), (pair, 2 * PANEL)):
-        if rest is None:
-            return None
-        across, rest = split_affine(rest, var)
-        if across != const(step):
-            return None
-    if rest is None:
-        return None
-    step, base = split_affine(rest, panel)
-    assert isinstance(load.source, Memory)
-    return None if base is None else Operand(load.source, base, step, const(PANEL))
-
-
-def _as_stored(view: View) -> View:
-    """The view without the cast that widens its elements: products and packing widen what they read."""
-    match view.value:
-        case Op(name="cast", args=(stored,)) if stored.dtype in IN_PANELS.get(view.dtype, ()):
-            return replace(view, value=stored)
-        case _:
-            return view
-
-
-def _affine_operand(load: Load, row: Var, column: Var) -> Operand | None:
-    assert isinstance(load.source, Memory)
-    row_step, rest = split_affine(load.index[0], row)
-    if rest is None:
-        return None
-    column_step, base = split_affine(rest, column)
-    if base is None or column in variables(row_step):
-        return None
-    return Operand(load.source, base, row_step, column_step)
-
-
 # ---- copies
-
-
-def _source_index(copy: Copy, inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Position in the source tile of element `inner` of the destination tile."""
-    return _index_of(copy.src, copy.dst, inner)
-
-
-def _index_of(outer: Tile, inner_tile: Tile, inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    index = list(outer.origin)
-    for left, right in tile_axes(outer, inner_tile):
-        index[left] = outer.origin[left] + inner[right]
-    return tuple(index)
 
 
 def _copy(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
@@ -454,12 +344,12 @@ def _copy_loops(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
     src_index = (
         tuple(o + a for o, a in zip(source.origin, inner, strict=True))
         if walked is source
-        else _index_of(source, target, inner)
+        else index_of(source, target, inner)
     )
     dst_index = (
         tuple(o + a for o, a in zip(target.origin, inner, strict=True))
         if walked is target
-        else _index_of(target, source, inner)
+        else index_of(target, source, inner)
     )
     assert not isinstance(source.source, Place)
     value = cast(Load(source.source, src_index), target.source.dtype)
@@ -474,27 +364,46 @@ def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
     columns = lowering.filled((buffer.name, layout.column), buffer.shape[layout.column])
     depth_extent = lowering.filled((buffer.name, 1 - layout.column), buffer.shape[1 - layout.column])
     slot = lowering.addresses.slots[buffer.name]
-    panel_size = buffer.shape[1 - layout.column] * PANEL
+    size = panel_size(lowering.plan, buffer)
     transposed = _transposed_source(copy, buffer, columns, depth_extent, lowering)
     if transposed:
-        yield PackTransposed(transposed, slot.memory, slot.shift, panel_size, columns, depth_extent, copy.span)
+        rounded = transposed.memory.dtype is DType.F32 and copy.src.source.dtype is DType.BF16
+        yield PackTransposed(transposed, slot.memory, slot.shift, size, columns, depth_extent, rounded, copy.span)
         return
     panel = live_var("panel", (columns + (PANEL - 1)) // PANEL)
-    depth = live_var("depth", depth_extent)
     lane = live_var("lane", binary("min", const(PANEL), columns - panel * PANEL))
     position = panel * PANEL + lane
+    depth = live_var("depth", depth_extent)
     inner = (position, depth) if layout.column == 0 else (depth, position)
     assert isinstance(copy.src.source, View | Buffer)
-    value = lowering.addresses.resolve(cast(Load(copy.src.source, _source_index(copy, inner)), buffer.dtype))
-    turns = live_var("turn", depth_extent // TURN)
-    # what rows of b share, such as a byte that holds two of them, is loaded once
-    several = binary("mod", depth_extent, const(TURN)) == const(0) and _shared(value, depth)
-    places = [turns * TURN + place for place in range(TURN)] if several else [depth]
-    start = slot.shift + panel * panel_size + lane
-    puts = [
-        Put(slot.memory, start + place * PANEL, substitute(value, {depth: place}), None, copy.span) for place in places
-    ]
-    yield _loop(panel, (_loop(turns if several else depth, (_vector(lane, tuple(puts)),)),))
+    value = lowering.addresses.resolve(cast(Load(copy.src.source, source_index(copy, inner)), buffer.dtype))
+    start = slot.shift + panel * size
+    if buffer.dtype is DType.BF16:
+        row, puts = _pairs(value, depth, lambda pair: (slot.memory, start + pair * (2 * PANEL) + lane * 2), copy)
+    else:
+        turns = live_var("turn", depth_extent // TURN)
+        # what rows of b share, such as a byte that holds two of them, is loaded once
+        several = binary("mod", depth_extent, const(TURN)) == const(0) and _shared(value, depth)
+        row, places = (turns, [turns * TURN + place for place in range(TURN)]) if several else (depth, [depth])
+        puts = [
+            Put(slot.memory, start + place * PANEL + lane, substitute(value, {depth: place}), None, copy.span)
+            for place in places
+        ]
+    yield _loop(panel, (_loop(row, (_vector(lane, tuple(puts)),)),))
+
+
+def _pairs(
+    value: Expr, depth: Var, address: Callable[[Expr], tuple[Memory, Expr]], copy: Copy
+) -> tuple[Var, list[Put]]:
+    """Two rows at a time: the loop variable and what is stored at `address` of its pair."""
+    assert depth.extent is not None
+    pair = live_var("pair", (depth.extent + 1) // 2)
+    even, odd = (substitute(value, {depth: pair * 2 + half}) for half in (0, 1))
+    if binary("mod", depth.extent, const(2)) != const(0):
+        # past an odd depth, 0 meets whatever stands beside the left operand's last element
+        odd = select(binary("lt", pair * 2 + 1, depth.extent), odd, const(0, DType.BF16))
+    memory, offset = address(pair)
+    return pair, [Put(memory, offset, even, None, copy.span, odd=odd)]
 
 
 def _shared(value: Expr, depth: Var) -> bool:
@@ -503,17 +412,24 @@ def _shared(value: Expr, depth: Var) -> bool:
 
 
 def _transposed_source(copy: Copy, buffer: Buffer, columns: Expr, depth: Expr, lowering: Lowering) -> Operand | None:
-    if (
-        not isinstance(copy.src.source, View)
-        or copy.src.source.dtype is not buffer.dtype
-        or buffer.dtype is not DType.F32
-    ):
+    view = copy.src.source
+    if not isinstance(view, View) or buffer.dtype not in (DType.F32, DType.BF16):
+        return None
+    kinds = (DType.F32, DType.F16, DType.BF16) if buffer.dtype is DType.F32 else (DType.F32, DType.BF16)
+    if view.dtype is DType.BF16:  # rounded on the way, or as it is
+        kinds = (DType.F32, DType.BF16)
+        match view.value:
+            case Op(name="cast", args=(stored,)) if stored.dtype is DType.F32:
+                view = replace(view, value=stored)
+            case _:
+                pass
+    elif view.dtype is not buffer.dtype:
         return None
     column = live_var("column", columns)
     level = live_var("depth", depth)
     inner = (column, level) if lowering.plan.layouts[buffer.name].column == 0 else (level, column)
-    load = lowering.addresses.unguarded(_as_stored(copy.src.source), _source_index(copy, inner))
-    operand = _affine_operand(load, column, level) if load and load.dtype in IN_PANELS.get(buffer.dtype, ()) else None
+    load = lowering.addresses.unguarded(as_stored(view), source_index(copy, inner))
+    operand = affine_operand(load, column, level) if load and load.dtype in kinds else None
     return operand if operand and operand.column == const(1) and operand.row != const(1) else None
 
 

@@ -60,7 +60,7 @@ class HardwareProfile:
         return profile
 
 
-_V4, _V3, _ARM = TARGETS
+_V4, _V3, _ARM = (target for target in TARGETS if not target.base)
 
 PROFILES: tuple[HardwareProfile, ...] = (
     HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 128, 64),
@@ -69,6 +69,13 @@ PROFILES: tuple[HardwareProfile, ...] = (
     HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6, 3.6e9, 32),
     HardwareProfile("graviton3", _ARM, 2, 64 << 10, 1 << 20, 32 << 20, 4.0, 48, 32, 12, 8, 2.6e9, 64, 32),
 )
+_AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
+NEEDED: Mapping[str, set[str]] = {  # flags in /proc/cpuinfo
+    "x86-64-v4-amx": {*_AVX512, "avx512_bf16", "amx_tile", "amx_bf16"},
+    "x86-64-v4-bf16": {*_AVX512, "avx512_bf16"},
+    "x86-64-v4": _AVX512,
+    "x86-64-v3": {"avx2", "fma"},
+}
 INTEL = ("sapphire-rapids", "avx2-desktop")  # the rows that Intel's processors without one of their own are most like
 
 
@@ -97,14 +104,14 @@ def detect_profile() -> HardwareProfile:
 
 
 def detect_target() -> Target:
-    """The best row of the target table that this machine runs."""
-    rows = targets_for(platform.machine())
-    flags = set(_cpu_line("flags").split())
-    for target in rows:
-        needed = {"x86-64-v4": {"avx512f", "avx512dq", "avx512bw", "avx512vl"}, "x86-64-v3": {"avx2", "fma"}}
-        if needed.get(target.name, set()) <= flags:
-            return target
-    return rows[-1]
+    """The best row of the target table that this machine runs, products of bf16 left aside."""
+    return next(target for target in detect_targets() if not target.base)
+
+
+def detect_targets() -> tuple[Target, ...]:
+    """All rows of the target table that this machine runs, best first; the least of its family in any case."""
+    rows, flags = targets_for(platform.machine()), set(_cpu_line("flags").split())
+    return tuple(row for row in rows if NEEDED.get(row.name, set()) <= flags) or rows[-1:]
 
 
 def machine_key() -> str:

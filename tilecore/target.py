@@ -26,6 +26,13 @@ class Target:
     registers: int  # vector registers
     flags: tuple[str, ...]  # for the C compiler
     supported: str
+    base: str = ""  # the row that this one is with instructions for products of bf16, which only such kernels need
+    amx: bool = False  # products of bf16 in tiles of 16 × 16 results
+
+    @property
+    def multiplies_bf16(self) -> bool:
+        """Whether products of bf16 have instructions of their own, which read pairs of the summed axis."""
+        return bool(self.base)
 
     @property
     def smallest_vectors(self) -> int:
@@ -37,8 +44,12 @@ class Target:
         return tile.rows * tile.vectors + tile.vectors + 1 <= self.registers
 
 
+_V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+_BF16 = (*_V4, "-mavx512bf16")
 TARGETS: tuple[Target, ...] = (  # best first: a library tries them in this order
-    Target("x86-64-v4", 16, 32, ("-march=x86-64-v4", "-mprefer-vector-width=512"), "tile_x86_level() >= 4"),
+    Target("x86-64-v4-amx", 16, 32, (*_BF16, "-mamx-tile", "-mamx-bf16"), "tile_x86_amx()", "x86-64-v4", amx=True),
+    Target("x86-64-v4-bf16", 16, 32, _BF16, "tile_x86_bf16()", "x86-64-v4"),
+    Target("x86-64-v4", 16, 32, _V4, "tile_x86_level() >= 4"),
     Target("x86-64-v3", 8, 16, ("-march=x86-64-v3",), "tile_x86_level() >= 3"),
     Target("aarch64", 4, 32, (), "1"),
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from random_programs import RandomProgram, random_program
 
-from tilecore.compile import HEADERS, PASSES
+from tilecore.compile import HEADERS, passes_for
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import const
 from tilecore.emit_c import emit_c
@@ -44,7 +44,7 @@ class Emitted:
 
 def emit(made: RandomProgram, target: Target) -> Emitted:
     program = made.program
-    for rewrite in PASSES:
+    for rewrite in passes_for(target):
         program = rewrite(program)
     signature = Signature(f"Fuzz{made.seed}", program.inputs, program.outputs, const(0))
     text = emit_c(lower(infer(program, target)), signature, target)

@@ -4,7 +4,8 @@
 that one packed weight serves every variant in a library. Where elements have fewer than 8 bits, a byte of a panel holds
 those of consecutive rows, the first in the low bits.
 
-Bytes that a product of integers reads in place lie in pairs of rows instead, which is what its instructions multiply:
+Bytes that a product of integers reads in place, and bf16 that a product of bf16 reads, lie in pairs of rows instead,
+which is what their instructions multiply:
 `packed[p, k // 2, j, k % 2] = B[k, p * PANEL + j]`, rows past k are zero.
 """
 
@@ -128,8 +129,11 @@ def join_bits(matrix: np.ndarray, bits: int) -> np.ndarray:
 
 
 def in_pairs(view: View) -> bool:
-    """Whether a right operand of integer sums is bytes of a constant as they are: its panels lie in pairs of rows."""
+    """Whether a right operand is bytes of a constant for integer sums, or bf16 as they are: panels in pairs of rows."""
     match view.value:
+        case Load(dtype=DType.BF16) as load:
+            rows = rows_of(load, view)
+            return rows is not None and rows.count > 1 and rows.at == view.axes[1]
         case Op(name="cast", args=(Load() as load,), dtype=DType.I16) if load.dtype in (DType.I8, DType.U8):
             rows = rows_of(load, view)
             return rows is not None and rows.count > 1 and rows.at == view.axes[1]

@@ -562,4 +562,6 @@ TILE_PACK_TRANSPOSED(f32, float)
 TILE_PACK_TRANSPOSED(f16, uint16_t)
 TILE_PACK_TRANSPOSED(bf16, uint16_t)
 
+#include "tile_narrow.h"
+
 #endif

@@ -35,11 +35,15 @@ TILE_INLINE i32v widen_u16(u16v h) { return __builtin_convertvector(h, i32v); }
 TILE_INLINE u16v narrow_u16(i32v w) { return __builtin_convertvector(w, u16v); }
 #endif
 TILE_INLINE f32v value_bf16(u16v h) { return (f32v)(widen_u16(h) << 16); }
+#if defined(__AVX512BF16__)
+TILE_INLINE u16v bits_bf16(f32v x) { return (u16v)_mm512_cvtneps_pbh((__m512)x); } /* below 2^-126: 0 */
+#else
 TILE_INLINE u16v bits_bf16(f32v x) {
     u32v b = (u32v)x, high = b >> 16;
     i32v nan = x != x;
     return narrow_u16(((i32v)((b + 0x7fff + (high & 1)) >> 16) & ~nan) | ((i32v)(high | 0x40) & nan));
 }
+#endif
 #if defined(__AVX512F__)
 TILE_INLINE u16v load_masked_u16(const uint16_t* p, i32v m) { return (u16v)_mm256_maskz_loadu_epi16(bits_of(m), p); }
 TILE_INLINE void store_masked_u16(uint16_t* p, i32v m, u16v h) { _mm256_mask_storeu_epi16(p, bits_of(m), (__m256i)h); }

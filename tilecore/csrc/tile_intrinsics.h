@@ -1,9 +1,9 @@
 /* The x86 intrinsics that the verbs use. All of <immintrin.h> takes gcc longer to read than a kernel takes to compile,
- * so where gcc's parts of it are known, only those that are needed are read. */
+ * so where gcc's parts of it are known, only those that are needed are read. Those for bf16 differ between its versions. */
 #ifndef TILE_INTRINSICS_H
 #define TILE_INTRINSICS_H
 
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11 && __GNUC__ <= 15
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11 && __GNUC__ <= 15 && !defined(__AVX512BF16__)
 #define _IMMINTRIN_H_INCLUDED /* the parts ask for it */
 #include <xmmintrin.h>
 #include <smmintrin.h>

@@ -35,6 +35,7 @@ def attention_in_two_passes(
         s, p = T.alloc_fragment((block_m, block_n), score.dtype), T.alloc_fragment((block_m, block_n), score.dtype)
         o = T.alloc_fragment((block_m, E), score.dtype)
         top, total, rescale = (T.alloc_fragment((block_m,), score.dtype) for _ in range(3))
+        factor = p if V.dtype is p.dtype else T.alloc_shared((block_m, block_n), V.dtype)
         raw = s if score.raw_dtype is s.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
         remade = p if score.raw_dtype is p.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
         beside = key_reductions(score, block_m, block_n)
@@ -67,7 +68,9 @@ def attention_in_two_passes(
                 used = score.weight(share, beside.at(i), b, h, row, key)
                 p[i, j] = T.if_then_else(key < keys, used, 0.0)
             T.copy(V[b, h, n * block_n, 0], v)
-            T.gemm(p, v, o)
+            if factor is not p:
+                T.copy(p, factor)
+            T.gemm(factor, v, o)
         for C, result in score.finals(outputs):
             for i, e in T.Parallel(block_m, E):
                 done = (o[i, e], *beside.at(i))

@@ -1,0 +1,414 @@
+"""The grid of single kernels against their peers: python benchmarks/kernels.py [--quick] [--threads N] [--json FILE]
+
+Each case is a whole model that fuses to one kernel. Ours, ONNX Runtime (its defaults, and its own fused operator where
+it has one for the case) and OpenVINO where it is installed take turns in one process, fp32, random data. Out: rows in
+the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`, medians in microseconds; `floor`
+is the longer of two times: the multiply-adds at the measured peak, and the bytes (each tensor once) at the measured
+rate of the cache level that holds them, read or copied. The first size of every kernel is checked by `verify`; `error`
+is the largest difference from ONNX Runtime relative to the output's root mean square. Cases of odd sizes are followed
+by their time per multiply-add relative to that of the round size.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+from whole_models import Row
+
+from models import regions
+from models.graph import write
+from runtime.bench import bound_run, default_session, turn
+from runtime.compile import optimize
+from runtime.options import Options
+from runtime.session import load
+from runtime.verify import verify
+from tilecore.measure import Measured, measure_profile
+from tilecore.toolchain import find_toolchain
+
+SECONDS, QUICK_SECONDS = 1.0, 0.4  # of one case, all peers together
+TURNS = 3  # of each at least
+LARGEST_ERROR = 1e-3  # `verify` judges properly; this only finds a size at which a kernel breaks
+LONG_MS = 400.0  # a run that takes longer is its own turn
+Feeds = dict[str, np.ndarray[Any, Any]]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size of a family: its inputs' shapes, its multiply-adds, the bytes that it must move and which way."""
+
+    name: str
+    inputs: Shapes
+    multiply_adds: int
+    moved: int
+    copies: bool = False  # moves as much out as in
+    round: str = ""  # the case with round sizes that this one is beside
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """Points of one model; `peer` is ONNX Runtime's own fused operator for the same."""
+
+    build: Callable[[], onnx.ModelProto]
+    points: tuple[Point, ...]
+    peer: Callable[[], onnx.ModelProto] | None = None
+
+
+# ---- the grid
+
+
+def linears() -> Iterator[Family]:
+    """Bias + GELU over the four shapes of BERT, and a weight of 64 MB for one row."""
+    for depth, columns in ((768, 768), (768, 3072), (3072, 768), (768, 2304)):
+        rows = (1, 7, 128, 512, 1024)
+        yield linear(depth, columns, rows, quick=128 if columns == 3072 else 0)
+    yield linear(4096, 4096, (1,))
+    yield linear(761, 3067, (127, 509), beside={127: "128×768×3072", 509: "512×768×3072"})
+
+
+def linear(
+    depth: int, columns: int, rows: tuple[int, ...], *, quick: int = 0, beside: Mapping[int, str] | None = None
+) -> Family:
+    """Bias + GELU at some numbers of rows."""
+    points = tuple(
+        Point(
+            f"linear {m}×{depth}×{columns} + GELU",
+            {"x": (1, m, depth)},
+            m * depth * columns,
+            4 * (m * depth + depth * columns + m * columns),
+            round=f"linear {beside[m]} + GELU" if beside else "",
+            quick=m == quick,
+        )
+        for m in rows
+    )
+    return Family(lambda: regions.linear(depth=depth, columns=columns, gelu=True), points)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query heads, heads of keys and values, and the size of each."""
+
+    queries: int
+    keys: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """As in the names of cases."""
+        return f"H={self.queries}{'' if self.queries == self.keys else f'/{self.keys}'} D={self.size}"
+
+
+SMALL, LARGE = Heads(12, 12, 64), Heads(32, 8, 128)
+WINDOW = 256
+
+
+def attentions() -> Iterator[Family]:
+    """Every mask at the sizes that fit the time."""
+    yield attention(SMALL, "plain", (128, 384, 512, 1500, 2048, 4096, 509), quick=512)
+    yield attention(SMALL, "causal", (128, 384, 512, 1500, 2048, 4096), quick=512)
+    yield attention(SMALL, "window", (512, 2048))
+    yield attention(SMALL, "padding", (128, 512, 1500))
+    yield attention(SMALL, "bias", (128, 512, 1500))
+    yield attention(LARGE, "plain", (128, 512, 1500))
+    yield attention(LARGE, "causal", (128, 512, 1500))
+
+
+def attention(heads: Heads, mask: str, sizes: tuple[int, ...], *, quick: int = 0) -> Family:
+    """One mask at some lengths."""
+    points: list[Point] = []
+    for seq in sizes:
+        inputs = {"q": (1, seq, heads.queries * heads.size)}
+        inputs |= dict.fromkeys(("k", "v"), (1, seq, heads.keys * heads.size))
+        inputs |= {"mask": (1, seq)} if mask == "padding" else {}
+        inputs |= {"bias": (1, heads.queries, seq, seq)} if mask == "bias" else {}
+        width = min(seq, WINDOW) if mask == "window" else seq
+        pairs = seq * seq if mask in ("plain", "padding", "bias") else seq * width - width * (width - 1) // 2
+        moved = 4 * sum(prod(shape) for shape in (*inputs.values(), inputs["q"]))
+        beside = attention_name(heads, mask, 512) if seq == 509 else ""
+        points.append(
+            Point(
+                attention_name(heads, mask, seq),
+                inputs,
+                2 * heads.queries * heads.size * pairs,
+                moved,
+                round=beside,
+                quick=seq == quick,
+            )
+        )
+    grouped = None if heads.keys == heads.queries else heads.keys
+
+    def build() -> onnx.ModelProto:
+        causal, window = mask in ("causal", "window"), WINDOW if mask == "window" else None
+        return regions.attention(
+            heads=heads.queries,
+            kv_heads=grouped,
+            size=heads.size,
+            causal=causal,
+            window=window,
+            masked=mask == "padding",
+            bias=mask == "bias",
+        )
+
+    fused = mask != "window" and grouped is None
+    return Family(build, tuple(points), (lambda: multi_head_attention(heads, mask)) if fused else None)
+
+
+def attention_name(heads: Heads, mask: str, seq: int) -> str:
+    """What a case is called."""
+    return f"attention {heads.name} S={seq}, {mask}"
+
+
+def multi_head_attention(heads: Heads, mask: str) -> onnx.ModelProto:
+    """ONNX Runtime's own operator for the same."""
+    width = heads.queries * heads.size
+    names = ["q", "k", "v", "", "", ""]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", "seq", width)) for name in "qkv"]
+    if mask == "padding":
+        names[4] = "mask32"
+        infos.append(helper.make_tensor_value_info("mask", TensorProto.INT64, ("batch", "seq")))
+    if mask == "bias":
+        names[5] = "bias"
+        infos.append(helper.make_tensor_value_info("bias", TensorProto.FLOAT, (1, heads.queries, "seq", "seq")))
+    nodes = [helper.make_node("Cast", ["mask"], ["mask32"], to=TensorProto.INT32)] if mask == "padding" else []
+    attributes: dict[str, Any] = {"num_heads": heads.queries, "unidirectional": int(mask == "causal")}
+    nodes.append(helper.make_node("MultiHeadAttention", names, ["y"], domain="com.microsoft", **attributes))
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ("batch", "seq", width))
+    opsets = [helper.make_opsetid("", regions.OPSET), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(helper.make_graph(nodes, "attention", infos, [out]), opset_imports=opsets, ir_version=8)
+
+
+def decodes() -> Iterator[Family]:
+    """One query over a cache."""
+    points = tuple(
+        Point(
+            f"decode {LARGE.name} KV={past}",
+            {
+                "q": (1, LARGE.queries, 1, LARGE.size),
+                **dict.fromkeys(("k", "v"), (1, LARGE.keys, past, LARGE.size)),
+            },
+            2 * LARGE.queries * LARGE.size * past,
+            4 * 2 * LARGE.keys * LARGE.size * past,
+            quick=past == 2048,
+        )
+        for past in (512, 2048, 8192, 32768)
+    )
+    yield Family(lambda: regions.decode(heads=LARGE.queries, kv_heads=LARGE.keys, size=LARGE.size), points)
+
+
+def rows() -> Iterator[Family]:
+    """Programs over rows: norms at BERT's and at a large width, pointwise work, rotations."""
+    for hidden in (768, 4096):
+        for rms in (False, True):
+            for skip in (False, True):
+                shapes: Shapes = dict.fromkeys(("x", "skip") if skip else ("x",), (1, 512, hidden))
+                name = f"{'skip + ' if skip else ''}{'RMSNorm' if rms else 'LayerNorm'} 512×{hidden}"
+                yield Family(
+                    lambda hidden=hidden, rms=rms, skip=skip: regions.norm(hidden=hidden, rms=rms, skip=skip),
+                    (row(name, shapes, "x", quick=skip and hidden == 768 and not rms),),
+                )
+    for kind, shape in (("softmax", (1, 6144, 512)), ("gelu", (1, 512, 3072)), ("swiglu", (1, 512, 11008))):
+        shapes: Shapes = dict.fromkeys(("x", "up") if kind == "swiglu" else ("x",), shape)
+        name = f"{kind} {shape[1]}×{shape[2]}"
+        yield Family(
+            lambda kind=kind, width=shape[2]: regions.pointwise(kind, hidden=width),
+            (row(name, shapes, "x", quick=kind == "gelu"),),
+        )
+    shapes = {"x": (1, 32, 512, 128), "cos": (512, 128), "sin": (512, 128)}
+    yield Family(regions.rope, (row("RoPE 32×512×128", shapes, "x"),))
+
+
+def row(name: str, inputs: Shapes, like: str, *, quick: bool = False) -> Point:
+    """A program that gives out a tensor as large as input `like`."""
+    moved = 4 * (sum(map(prod, inputs.values())) + prod(inputs[like]))
+    return Point(name, inputs, 0, moved, copies=True, quick=quick)
+
+
+# ---- measuring
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one case of each kind, measured briefly")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--threads", type=int, default=2, choices=(1, 2))
+    arguments = parser.parse_args()
+    options = replace(Options.from_environment(), fuse_all=True)  # also where ONNX Runtime is known to be faster
+    toolchain = find_toolchain(options.cache / "objects", options.compiler)
+    machine = Machine(measure_profile(toolchain, progress=lambda stage: None), arguments.threads)
+    print(machine.text)
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
+        for family in (*linears(), *attentions(), *decodes(), *rows()):
+            points = [p for p in family.points if arguments.only in p.name and (p.quick or not arguments.quick)]
+            if not points:
+                continue
+            sessions = Sessions.of(family, Path(folder), options, arguments.threads)
+            check(points[0], sessions)
+            for point in points:
+                seconds = QUICK_SECONDS if arguments.quick else SECONDS
+                found.append(run(point, sessions, machine, seconds))
+                print(describe(found[-1], point, found), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine does at best on some threads."""
+
+    measured: Measured
+    threads: int
+
+    def rate(self, name: str) -> float:
+        """A measured rate of all threads."""
+        rate = self.measured.rate(name)
+        return rate.alone if self.threads == 1 else rate.together * self.threads
+
+    def floor(self, point: Point) -> float:
+        """Seconds that nothing can be faster than."""
+        profile = self.measured.profile
+        room = (("L2", profile.l2 * self.threads), ("L3", profile.l3))
+        level = next((name for name, size in room if point.moved <= 0.8 * size), "DRAM")
+        if not point.copies:
+            moving = point.moved / self.rate(f"{level} reads")
+        elif level == "L3":  # reads and writes share what the level gives
+            moving = point.moved / self.rate("L3 reads")
+        else:
+            moving = point.moved / 2 / self.rate(f"{level} copies")
+        return max(point.multiply_adds / self.rate("f32 multiply-adds"), moving)
+
+    @property
+    def text(self) -> str:
+        """The rates that floors are made of."""
+        names = ("L2 reads", "L2 copies", "L3 reads", "DRAM reads", "DRAM copies")
+        rates = ", ".join(f"{name} {self.rate(name) / 1e9:.0f}" for name in names)
+        peak = self.rate("f32 multiply-adds") / 1e9
+        return f"{self.threads} threads at best: {peak:.0f} G multiply-adds/s; GB/s: {rates}"
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """One family's models: paths, sessions of ONNX Runtime, and what binds inputs to each peer."""
+
+    original: Path
+    fused: Path
+    ours: ort.InferenceSession
+    peer: ort.InferenceSession
+    runners: Mapping[str, Callable[[Feeds], Callable[[], object]]]
+
+    @staticmethod
+    def of(family: Family, folder: Path, options: Options, threads: int) -> "Sessions":
+        """Builds and fuses the model. Exits where not all of it becomes one kernel."""
+        original, fused = write(family.build(), folder / "kernel.onnx"), folder / "kernel.fused.onnx"
+        report = optimize(original, fused, options=options, progress=lambda stage: None, verify=False)
+        if report.misses or report.nodes_after != len(report.regions):
+            sys.exit(f"{family.points[0].name}: not all of it is fused: {report.misses}")
+        found = {"ours": load(fused, threads=threads), "onnxruntime": default_session(original, threads)}
+        if family.peer is not None:
+            found["onnxruntime fused"] = default_session(write(family.peer(), folder / "peer.onnx"), threads)
+        runners = {name: (lambda feeds, session=session: bound_run(session, feeds)) for name, session in found.items()}
+        return Sessions(
+            original, fused, found["ours"], found["onnxruntime"], runners | openvino_runner(original, threads)
+        )
+
+
+def openvino_runner(path: Path, threads: int) -> dict[str, Callable[[Feeds], Callable[[], object]]]:
+    """OpenVINO where it is installed, else nothing."""
+    if importlib.util.find_spec("openvino") is None:
+        return {}
+    openvino: Any = importlib.import_module("openvino")
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    compiled = openvino.Core().compile_model(str(path), "CPU", settings)
+
+    def bind(feeds: Feeds) -> Callable[[], object]:
+        request = compiled.create_infer_request()
+        request.infer(feeds)
+        return request.infer  # the inputs stay bound
+
+    return {"openvino": bind}
+
+
+def check(point: Point, sessions: Sessions) -> None:
+    """Exits where the fused model is wrong."""
+    verdict = verify(sessions.original, sessions.fused, inputs=make_feeds(point))
+    if not verdict.ok:
+        sys.exit(f"{point.name}: the fused model is wrong: {verdict.mismatch}")
+
+
+def run(point: Point, sessions: Sessions, machine: Machine, seconds: float) -> Row:
+    """Times one case."""
+    feeds = make_feeds(point)
+    ours, other = (np.asarray(session.run(None, feeds)[0]) for session in (sessions.ours, sessions.peer))
+    error = float(np.abs(ours - other).max() / np.sqrt(np.square(other).mean()))
+    if not error < LARGEST_ERROR:
+        sys.exit(f"{point.name}: differs from ONNX Runtime by {error:.2g} of the output's root mean square")
+    medians = time_in_turns({name: bind(feeds) for name, bind in sessions.runners.items()}, seconds)
+    return Row(point.name, "µs", medians.pop("ours"), medians, machine.floor(point) * 1e6, error)
+
+
+def time_in_turns(runs: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Median microseconds of each."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    long: set[str] = set()
+    for name, call in runs.items():
+        call()
+        start = time.perf_counter()
+        call()
+        if (time.perf_counter() - start) * 1e3 > LONG_MS:
+            long.add(name)
+    end, turns = time.perf_counter() + seconds, 0
+    while turns < TURNS or time.perf_counter() < end:
+        for name, call in runs.items():
+            taken[name] += [timed(call)] if name in long else turn(call)  # type: ignore[arg-type]
+        turns += 1
+    return {name: statistics.median(times) * 1e3 for name, times in taken.items()}
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Milliseconds of one run."""
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def make_feeds(point: Point) -> Feeds:
+    """Standard normal inputs; a mask with the last tenth hidden."""
+    rng = np.random.default_rng(0)
+    feeds: Feeds = {}
+    for name, shape in point.inputs.items():
+        if name == "mask":
+            feeds[name] = (np.arange(shape[-1]) < shape[-1] * 0.9).astype(np.int64)[None]
+        else:
+            feeds[name] = rng.standard_normal(shape, dtype=np.float32)
+    return feeds
+
+
+def describe(row: Row, point: Point, before: list[Row]) -> str:
+    """One line for people."""
+    peers = ", ".join(f"{name} {value:.0f} ({value / row.ours:.2f}×)" for name, value in row.peers.items())
+    text = f"{row.case:38} {row.ours:9.0f} µs, {row.floor / row.ours:4.0%} of the floor's speed; {peers}"
+    beside = next((other for other in before if other.case == point.round), None)
+    if beside is not None:
+        slower = (row.ours / row.floor) / (beside.ours / beside.floor)
+        text += f"; {slower:.2f} times as long per multiply-add as {beside.case}"
+    return text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Operands of products that are read where they are: the copy to a tile is left out.
+
+Comes in: a plan and the addresses of its tensors. Goes out: by buffer, where a product finds the operand in memory.
+That takes a source that is plain, affine and of the strides that the register tile reads, and elements as they are
+stored: constants in panels may be narrower than the tile, as products widen what they read.
+"""
+
+from dataclasses import replace
+
+from tilecore.addresses import Addresses, live_var
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Load, Op, Var, const, variables
+from tilecore.contract.panel import PANEL
+from tilecore.contract.spec import View
+from tilecore.graph import split_affine, tile_axes
+from tilecore.infer import Plan
+from tilecore.ir import Buffer, Copy, Gemm, Tile
+from tilecore.loops import Memory, Operand
+
+PAIR = (const(PANEL), const(2))
+IN_PANELS = {  # types in memory that a product can read panels of, by the type of the tile
+    DType.F32: (DType.F32, DType.F16, DType.BF16),
+    DType.I16: (DType.I16, DType.I8, DType.U8),
+}
+
+
+def operands_in_place(plan: Plan, addresses: Addresses) -> dict[str, Operand]:
+    """Operands whose copy can be left out: the source is plain, affine and of the right strides."""
+    found: dict[str, Operand] = {}
+    writers: dict[str, int] = {}
+    other_readers: set[str] = set()
+    for node in plan.graph.nodes:
+        for buffer in node.writes:
+            writers[buffer.name] = writers.get(buffer.name, 0) + 1
+        if not isinstance(node.stmt, Gemm):
+            other_readers |= {buffer.name for buffer in node.reads}
+    for node in plan.graph.nodes:
+        copy = node.stmt
+        if (
+            not isinstance(copy, Copy)
+            or not isinstance(copy.src.source, View)
+            or not isinstance(copy.dst.source, Buffer)
+        ):
+            continue
+        buffer = copy.dst.source
+        widened = plan.layouts[buffer.name].kind == "panels" and copy.src.source.dtype in IN_PANELS.get(
+            buffer.dtype, ()
+        )
+        whole = copy.dst.shape == buffer.shape and (buffer.dtype is copy.src.source.dtype or widened)
+        if writers[buffer.name] == 1 and buffer.name not in other_readers and whole and len(buffer.shape) == 2:
+            operand = _in_place(copy, copy.src.source, buffer, plan, addresses)
+            if operand:
+                found[buffer.name] = operand
+    return found
+
+
+def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Addresses) -> Operand | None:
+    layout = plan.layouts[buffer.name]
+    extents = [plan.filled((buffer.name, i), buffer.shape[i]) for i in (0, 1)]
+    if layout.kind == "rows":
+        row, column = live_var("row", extents[0]), live_var("column", extents[1])
+        load = addresses.unguarded(view, source_index(copy, (row, column)))
+        operand = affine_operand(load, row, column) if load else None
+        aligned = buffer.dtype is DType.F32 or (operand is not None and operand.column == const(1))
+        return operand if aligned else None  # levels of integers are read two at a time
+    if in_pairs_of_rows(view):
+        return _pairs_in_place(copy, view, extents, layout.column, addresses)
+    depth = live_var("depth", extents[1 - layout.column])
+    panel = live_var("panel", (extents[layout.column] + (PANEL - 1)) // PANEL)
+    lane = live_var("lane", const(PANEL))
+    position = panel * PANEL + lane
+    load = addresses.unguarded(
+        as_stored(view), source_index(copy, (position, depth) if layout.column == 0 else (depth, position))
+    )
+    if load is None or load.dtype not in IN_PANELS.get(buffer.dtype, ()):
+        return None
+    if load.dtype in (DType.I8, DType.U8):
+        return None  # products read bytes in pairs of rows only
+    across, rest = split_affine(load.index[0], lane)
+    if rest is None or across != const(1):
+        return None
+    operand = affine_operand(Load(load.source, (rest,)), panel, depth)
+    return operand if operand and operand.column == const(PANEL) else None
+
+
+def in_pairs_of_rows(view: View) -> bool:
+    """Whether the view is bytes or bf16 of panels that lie in pairs of rows (`contract/panel.py`)."""
+    stored = as_stored(view).value
+    kinds = (DType.I8, DType.U8, DType.BF16)
+    return isinstance(stored, Load) and stored.dtype in kinds and stored.source.shape[2:] == PAIR
+
+
+def _pairs_in_place(copy: Copy, view: View, extents: list[Expr], column: int, addresses: Addresses) -> Operand | None:
+    """Panels in pairs: `row` is from panel to panel, `column` from row to row on average."""
+    pair, half = live_var("pair", (extents[1 - column] + 1) // 2), live_var("half", const(2))
+    panel = live_var("panel", (extents[column] + (PANEL - 1)) // PANEL)
+    lane = live_var("lane", const(PANEL))
+    position, depth = panel * PANEL + lane, pair * 2 + half
+    load = addresses.unguarded(
+        as_stored(view), source_index(copy, (position, depth) if column == 0 else (depth, position))
+    )
+    if load is None:
+        return None
+    rest: Expr | None = load.index[0]
+    for var, step in ((lane, 2), (half, 1), (pair, 2 * PANEL)):
+        if rest is None:
+            return None
+        across, rest = split_affine(rest, var)
+        if across != const(step):
+            return None
+    if rest is None:
+        return None
+    step, base = split_affine(rest, panel)
+    assert isinstance(load.source, Memory)
+    return None if base is None else Operand(load.source, base, step, const(PANEL), pairs=True)
+
+
+def as_stored(view: View) -> View:
+    """The view without the cast that widens its elements: products and packing widen what they read."""
+    match view.value:
+        case Op(name="cast", args=(stored,)) if stored.dtype in IN_PANELS.get(view.dtype, ()):
+            return replace(view, value=stored)
+        case _:
+            return view
+
+
+def affine_operand(load: Load, row: Var, column: Var) -> Operand | None:
+    """The matrix that `load` is of `row` and `column`, None where it is not affine in them."""
+    assert isinstance(load.source, Memory)
+    row_step, rest = split_affine(load.index[0], row)
+    if rest is None:
+        return None
+    column_step, base = split_affine(rest, column)
+    if base is None or column in variables(row_step):
+        return None
+    return Operand(load.source, base, row_step, column_step)
+
+
+def source_index(copy: Copy, inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Position in the source tile of element `inner` of the destination tile."""
+    return index_of(copy.src, copy.dst, inner)
+
+
+def index_of(outer: Tile, inner_tile: Tile, inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Position in `outer` of element `inner` of a tile with as many axes, those of extent 1 left aside."""
+    index = list(outer.origin)
+    for left, right in tile_axes(outer, inner_tile):
+        index[left] = outer.origin[left] + inner[right]
+    return tuple(index)
