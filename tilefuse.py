@@ -42,19 +42,21 @@ def optimize(
     save_repro: str | Path | None = None,
     target: Target | None = None,
     unpad: str | None = None,
+    precision: Literal["f32", "bf16"] = "f32",
 ) -> Report:
     """Fuse `model`, write it to `output` with its library beside it, and say what was fused and what was not.
 
     With `verify`, the fused model is compared with the original first, on `inputs` or on generated ones. A region whose
     kernel is wrong is then left out and stands in the report's `faults`; with `save_repro`, a folder there shows the
     fault. With the target "cuda", the library has kernels for NVIDIA Hopper cards, too (README, limits).
-    fault. `unpad` names the input [batch, length] that is 0 at padding: what the model computes for each token by
-    itself is then computed for the tokens only, and outputs [batch, length, …] are 0 at the padding.
+    `unpad` names the input [batch, length] that is 0 at padding: what the model computes for each token by itself is
+    then computed for the tokens only, and outputs [batch, length, …] are 0 at the padding. With `precision` "bf16",
+    operands of contractions and attention are rounded to bfloat16; sums, norms and softmax stay float32.
     """
     return compiler.optimize(
         Path(model),
         Path(output),
-        options=_options(target, unpad),
+        options=replace(_options(target, unpad), precision=precision),
         progress=lambda stage: None,
         verify=verify,
         inputs=inputs,

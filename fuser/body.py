@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from fuser.dots import rounds_operands
 from fuser.graph import captured
 from fuser.packing import Packing
 from fuser.region import Region
 from fuser.shape_call import Content
 from fuser.shapes import Shapes
+from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Op
 from tilecore.contract.panel import PANEL
 
@@ -73,6 +75,7 @@ class _Body:
         default_factory=dict[tuple[str, tuple[int, ...], bytes], ir.Value]
     )
     dims: dict[Expr, ir.Value] = field(default_factory=dict[Expr, ir.Value])
+    rounded: dict[ir.Value, ir.Value] = field(default_factory=dict[ir.Value, ir.Value])
     count: int = 0
 
     def parameter(self, value: ir.Value, index: int) -> ir.Value:
@@ -148,6 +151,10 @@ class _Body:
             result = self.emit("Transpose", result, perm=list(packing.order))
         if tuple(sizes[position] for position in packing.order) != packing.shape:
             result = self.emit("Reshape", result, self.ints(*packing.shape))
+        kept = self.shapes.dtype(value)
+        if packing.dtype is DType.BF16 and kept is not None and kept != ir.DataType.BFLOAT16:
+            result = self.emit("Cast", result, to=int(kept))
+            self.rounded[result] = result
         self.values[value] = result
 
     def _first(self, value: ir.Value, count: int, *, axis: int) -> ir.Value:
@@ -177,6 +184,8 @@ class _Body:
     def copy(self, node: ir.Node) -> None:
         """One node of the region."""
         inputs = [None if value is None else self.read(value, node) for value in node.inputs]
+        if self.region.narrow and rounds_operands(node, self.shapes):
+            inputs[:2] = [self._rounded(value, node.inputs[i]) for i, value in enumerate(inputs[:2])]
         for value in sorted(captured(node), key=lambda value: value.name or ""):
             self.read(value, node)
         attributes = self._attributes(node, self.values)
@@ -185,6 +194,16 @@ class _Body:
             if not old.name:
                 new.name = ""
             self.values[old] = new
+
+    def _rounded(self, value: ir.Value | None, original: ir.Value | None) -> ir.Value | None:
+        """An operand of a contraction, to bfloat16 and back."""
+        kept = None if original is None else self.shapes.dtype(original)
+        if value is None or kept is None or kept == ir.DataType.BFLOAT16:
+            return value
+        if value not in self.rounded:
+            narrow = self.emit("Cast", value, to=int(ir.DataType.BFLOAT16))
+            self.rounded[value] = self.emit("Cast", narrow, to=int(kept))
+        return self.rounded[value]
 
     def _attributes(self, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> list[ir.Attr]:
         """The node's attributes; subgraphs are copied, with `values` for what they read from outside."""

@@ -28,6 +28,7 @@ from fuser.quantized import level, requantized
 from fuser.shapes import Shapes
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Var, cast, const
+from tilecore.contract.narrow import is_deep
 from tilecore.contract.panel import packed_level
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -77,6 +78,19 @@ class Dot:
 def is_dot(node: ir.Node) -> bool:
     """Whether `dot_of` knows the operator."""
     return node.op_type in (_CONTRIB if node.domain == "com.microsoft" else _READERS) and node.domain in DOMAINS
+
+
+def rounds_operands(node: ir.Node, shapes: Shapes) -> bool:
+    """Whether operands of `node` are rounded where a region's are: a sum of many products of floats.
+
+    LiftError for a contraction whose operands are no tensors of floats, so that nothing around it could round them.
+    """
+    if not is_dot(node):
+        return False
+    dot = dot_of(node, shapes)
+    if dot.integer or dot.decode is not None:
+        raise LiftError(f"{node.op_type} {node.name!r} multiplies packed or integer operands")
+    return is_deep(dot.depth)
 
 
 def dot_of(node: ir.Node, shapes: Shapes) -> Dot:

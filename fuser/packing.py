@@ -70,6 +70,7 @@ class Packing:
 
         def pack() -> ir.TensorProtocol:
             matrix = self.matrix(tensor.numpy())
+            matrix = matrix if self.joined else matrix.astype(self.dtype.row.numpy)  # floats may be stored narrower
             whole = panel.join_bits(matrix, self.dtype.bits) if self.joined else matrix
             stored = panel.pack_pairs(whole) if self.pairs else panel.pack(whole)
             return ir.Tensor(stored, dtype=self.kind, name=name)

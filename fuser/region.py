@@ -43,6 +43,7 @@ class Region:
     spec: Spec
     body: str = ""
     predicted: Prediction | None = None
+    narrow: bool = False  # operands of its contractions are rounded to bfloat16
 
 
 @dataclass(frozen=True, slots=True)

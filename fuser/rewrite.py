@@ -51,6 +51,8 @@ def rewrite(model: ir.Model, replacements: Sequence[Replacement]) -> Rewritten:
         return Rewritten(model, (), {})
     shapes = infer(model)
     packings = [{index: packing(r.region, index) for index in r.panels} for r in replacements]
+    for replacement in replacements:
+        _check_types(replacement, shapes)
     functions: dict[str, ir.Function] = {}
     op_types: list[str] = []
     for replacement, packed in zip(replacements, packings, strict=True):
@@ -69,6 +71,15 @@ def rewrite(model: ir.Model, replacements: Sequence[Replacement]) -> Rewritten:
     common.RemoveUnusedFunctionsPass()(model)
     aliases = {new: r.op_type for new, r in zip(op_types, replacements, strict=True) if new != r.op_type}
     return Rewritten(model, tuple(op_types), aliases)
+
+
+def _check_types(replacement: Replacement, shapes: Shapes) -> None:
+    """Only what is packed may be stored in another type than the model has."""
+    region = replacement.region
+    for index, (value, tensor) in enumerate(zip(region.inputs, region.spec.inputs, strict=True)):
+        found = shapes.dtype(value)
+        if found is not None and int(found) != tensor.dtype.row.onnx and index not in replacement.panels:
+            raise RewriteError(f"{region.label}: its kernel reads {value.name!r} as {tensor.dtype}; it is {found}")
 
 
 def _let_go(region: Region) -> None:

@@ -19,6 +19,9 @@ error is allowed (of the row, or of the median row, which luck does not touch), 
 own result says little there: it skips most roundings. And where float16 overflows on the way (a sum of squares), what
 the same formula gives without overflow is right as well: an element passes if it agrees with either.
 
+Models whose operands were rounded to bfloat16 on demand are judged the same way: by double precision, and by what
+rounding the operands of the original does to it.
+
 Integers and booleans must be equal, except where rounding decided the original's too.
 
 Models that quantise inside round to levels, where a difference in the last bit can become a whole level. For their
@@ -161,6 +164,26 @@ def drift_of(expected: Array, other: Array) -> float:
     size = math.sqrt(float(np.mean(np.square(wide[known]))))
     drift = math.sqrt(float(np.mean(np.square(wide[known] - second[known]))))
     return drift / size if size else float(drift > 0)
+
+
+@dataclass(frozen=True)
+class OutputCost:
+    """What a narrower precision that was asked for costs an output: the root mean square of the difference, relative to
+    that of the original's, and the cosine between both."""
+
+    name: str
+    drift: float
+    cosine: float
+
+
+def cost_of(name: str, expected: Array, actual: Array) -> OutputCost:
+    """The cost of output `name`, over what is finite in both."""
+    wide, other = expected.astype(np.float64), actual.astype(np.float64)
+    known = np.isfinite(wide) & np.isfinite(other)
+    size = math.sqrt(float(np.square(wide[known]).sum()) * float(np.square(other[known]).sum()))
+    return OutputCost(
+        name, drift_of(expected, actual), float((wide[known] * other[known]).sum()) / size if size else 1.0
+    )
 
 
 def compare_signal(name: str, expected: Array, actual: Array, *, own: float | None) -> OutputError:

@@ -25,6 +25,7 @@ from fuser.coverage import Workload, coverage_of, workload_of
 from fuser.expand.apply import own_names
 from fuser.find import find
 from fuser.load import LoadError, load
+from fuser.operands import OPSET, narrow
 from fuser.region import Miss, Region, name_of
 from fuser.rewrite import Replacement, Rewritten, rewrite
 from fuser.save import save
@@ -43,7 +44,7 @@ from runtime.report import FaultReport, MissReport, RegionReport, Report
 from runtime.repro import write_repro
 from runtime.session import LIBRARY_HASH, library_hash
 from runtime.session import LoadError as SessionError
-from runtime.verify import FusedError, Verdict, VerifyError, expose
+from runtime.verify import BF16, PRECISION, FusedError, Verdict, VerifyError, expose
 from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
 from tilecore.compile import HEADERS, Dump, Kernel
@@ -252,8 +253,10 @@ def _build(
             refused = {rewritten.aliases.get(name, name): problem for name, problem in error.problems.items()}
             broken |= {part.outputs: refused[part.kernel.name] for part in fused.parts if part.kernel.name in refused}
             continue
-        if not kept:  # else it records the one that it was written with
+        if not kept:  # else it records what it was written with
             rewritten.model.metadata_props[LIBRARY_HASH] = library_hash(library)
+            if options.precision != Options.precision:
+                rewritten.model.metadata_props[PRECISION] = options.precision
         return Build(model, output, fused, rewritten, library, None)
 
 
@@ -321,6 +324,8 @@ def fuse(
     cost = machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all)
     found = find(model, CardCost() if options.cuda else cost)
     model, regions, misses = found.model, found.regions, found.misses
+    if options.precision == BF16:
+        regions = _narrowed(model, regions, found.shapes, options.target)
     _dump_scan(model, regions, misses, dump)
     parts: list[Part] = []
     refused: list[Miss] = []
@@ -338,6 +343,19 @@ def fuse(
             refused.append(_refused(region, kernel))
     workload = workload_of(model, found.shapes)
     return Fused(model, found.shapes, workload, nodes, 0, tuple(parts), tuple(dropped), (*misses, *refused))
+
+
+def _narrowed(model: ir.Model, regions: Sequence[Region], shapes: Shapes, target: str) -> tuple[Region, ...]:
+    """The regions with bfloat16 operands. CompileError for a model whose function bodies could not say so."""
+    if target == "cuda":
+        raise CompileError("--precision bf16 is for libraries of CPU kernels: leave --target cuda or this option out")
+    opset = model.graph.opset_imports.get("", 1)
+    if opset < OPSET:
+        raise CompileError(
+            f"--precision bf16 needs opset {OPSET}, the first with casts to bfloat16; the model has {opset}: convert "
+            "it with onnx.version_converter, or leave the option out"
+        )
+    return tuple(narrow(region, shapes) for region in regions)
 
 
 def _refused(region: Region, reason: str) -> Miss:

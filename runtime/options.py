@@ -34,6 +34,8 @@ class Options:
     """Fuse regions for which no gain is predicted, too; a choice of the command line, not of the environment."""
     unpad: str | None = None
     """The mask by which padding is left out of the computation; a choice of the command line and of served models."""
+    precision: str = "f32"
+    """What operands of contractions are rounded to: f32 or bf16; a choice of the command line, too."""
     target: str = "cpu"
     """What to generate code for (`TILEFUSE_TARGET`): cpu, an instruction set of it, or cuda for both."""
     profile: str | None = None

@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from onnx.reference.op_run import OpRun
 
 from runtime.oracle_images import IMAGE_OPS
 from runtime.oracle_loops import stacked, stacking, steps_of, straightened, turned_back
+from tilecore.contract.narrow import LEAST_DEPTH
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +36,7 @@ FLOATS: dict[int, np.dtype[Any]] = {
 }
 
 
+MULTIPLIED = {"MatMul": 2, "Gemm": 2, "FusedMatMul": 2, "Einsum": 2, "Conv": 2, "Attention": 3, "FlexAttention": 3}
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLATTENED_BEFORE_13 = frozenset(("Softmax", "LogSoftmax", "Hardmax"))  # onnx.reference has their later meaning only
 
@@ -156,6 +159,7 @@ class Mode(enum.Enum):
 
     RANGE = enum.auto()  # what overflows a type is infinite; nothing is rounded
     UNBOUNDED = enum.auto()  # neither: the same formula over the real numbers
+    OPERANDS = enum.auto()  # as RANGE, but operands of contractions and attention are rounded to bfloat16
     ROUNDED = enum.auto()  # every result is rounded to its type: the model as a careful runtime computes it
 
 
@@ -173,9 +177,12 @@ class Evaluation:
 
 def has_half(model: onnx.ModelProto) -> bool:
     """Whether the model computes in 16-bit floats anywhere: then its nodes round much more than ONNX Runtime may."""
-    tensors = [*model.graph.initializer, *(a.t for n in model.graph.node for a in n.attribute if a.HasField("t"))]
+    called = {node.op_type for node in model.graph.node}
+    bodies = (function.node for function in model.functions if function.name in called)
+    nodes = [*model.graph.node, *chain.from_iterable(bodies)]
+    tensors = [*model.graph.initializer, *(a.t for n in nodes for a in n.attribute if a.HasField("t"))]
     values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
-    targets = (a.i for node in model.graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to")
+    targets = (a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to")
     kinds = {*(t.data_type for t in tensors), *(v.type.tensor_type.elem_type for v in values), *targets}
     return not kinds.isdisjoint(HALF)
 
@@ -212,7 +219,8 @@ def evaluate(
         for name in weights.keys() & ({*node.input} | captured(node)) - known.keys():
             value = numpy_helper.to_array(weights[name], str(folder))
             known[name], precision[name] = _widen(value), value.dtype
-        results = _run_node(node, opsets, known, [*NEW_OPS, *operators])
+        given = _narrow_operands(node, known) if mode is Mode.OPERANDS else known
+        results = _run_node(node, opsets, given, [*NEW_OPS, *operators])
         kind = _precision(node, precision)
         for name, value in results.items():
             known[name] = _in_type(_widen(value), kind, mode)
@@ -226,6 +234,15 @@ def evaluate(
         if name not in known and name in weights:
             known[name] = _widen(numpy_helper.to_array(weights[name], str(folder)))
     return Evaluation({name: known[name] for name in names}, longest, overflowed)
+
+
+def _narrow_operands(node: onnx.NodeProto, known: Mapping[str, Array]) -> Mapping[str, Array]:
+    """`known` with the floats that `node` multiplies and sums rounded to bfloat16, where it sums enough of them."""
+    count = MULTIPLIED.get(node.op_type, 0)
+    if not count or _reduction_length(node, known) < LEAST_DEPTH:
+        return known
+    floats = [name for name in node.input[:count] if name in known and known[name].dtype == np.float64]
+    return {**known, **{name: known[name].astype(ml_dtypes.bfloat16).astype(np.float64) for name in floats}}
 
 
 def _run_node(

@@ -14,7 +14,7 @@ region, each against its own body on the same inputs, and their outputs by how f
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -33,11 +33,13 @@ from runtime import ort_values
 from runtime.body_calls import Call, calls_in_bodies, needs_of, nodes_with_kernels
 from runtime.compare import (
     UNIT_ROUNDOFF,
+    OutputCost,
     OutputError,
     Truth,
     compare,
     compare_region,
     compare_signal,
+    cost_of,
     drift_of,
     is_rounding,
 )
@@ -48,6 +50,7 @@ from runtime.unpadded import hidden_padding, padding_mask, with_first_token
 
 Array = npt.NDArray[Any]
 
+PRECISION, BF16 = "tilefuse.precision", "bf16"  # in the metadata of models whose operands were rounded on demand
 NO_MEANING = "not compared: shapes do not fit by the ONNX standard, though ONNX Runtime takes them"
 MOVES = 4  # samples of what a rounding of the inputs does
 NUDGE = 1e-6  # relative: a few roundings of float32
@@ -100,7 +103,8 @@ class Verdict:
 
     `mismatch` describes the first wrong output, `feeds` the inputs that show it, `regions` the fused nodes found wrong
     when there is one. `unmeasured` says why the original's own rounding error is not known (a fixed allowance was used
-    then), else it is None.
+    then), else it is None. `costs` are of the floating-point outputs of a model with bfloat16 operands, at the worst of
+    the cases that were not scaled up.
     """
 
     ok: bool
@@ -110,9 +114,10 @@ class Verdict:
     regions: tuple[RegionError, ...] = ()
     unmeasured: str | None = None
     feeds: Mapping[str, Array] | None = field(default=None, repr=False, compare=False)
+    costs: tuple[OutputCost, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Keys `ok`, `outputs` (see `OutputError`), `cases`, `mismatch`, `regions` and `unmeasured`."""
+        """Keys `ok`, `outputs` (see `OutputError`), `cases`, `mismatch`, `regions`, `unmeasured` and `costs`."""
         return {
             "ok": self.ok,
             "outputs": [output.to_json() for output in self.outputs],
@@ -120,6 +125,7 @@ class Verdict:
             "mismatch": self.mismatch,
             "regions": [region.to_json() for region in self.regions],
             "unmeasured": self.unmeasured,
+            "costs": [asdict(cost) for cost in self.costs],
         }
 
 
@@ -129,6 +135,7 @@ class _Case:
 
     label: str
     feeds: Mapping[str, Array]
+    scaled: bool = False
 
 
 def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = None, seed: int = 0) -> Verdict:
@@ -147,7 +154,8 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
     changed = _interface_change(model, fused_model)
     if changed:
         return Verdict(False, (), (), mismatch=changed)
-    quantized = quantizes(model)
+    quantized, narrow = quantizes(model), is_narrow(fused_model)
+    costs: dict[str, OutputCost] = {}
     cases = (
         replace(case, feeds=with_first_token(case.feeds, mask))
         for case in _cases(model, reference, session, inputs, seed)
@@ -169,14 +177,16 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
                 continue
             raise FusedError(str(error), case.feeds) from error
         accused: list[RegionError] = []
+        if quantized or narrow:
+            accused, unmeasured = _accused(fused, case.feeds, unmeasured, distinct=not quantized)
+        if narrow and not case.scaled:
+            costs = _dearer(costs, expected, actual)
         if quantized:
-            accused, unseen = blame(fused, case.feeds)
-            unmeasured = unmeasured or unseen
             own, reason = reference.drift(case.feeds, expected)
             unmeasured = unmeasured or reason
             found = [compare_signal(name, expected[name], actual[name], own=own.get(name)) for name in names]
         else:
-            found, reason = _judged(reference, case.feeds, expected, actual)
+            found, reason = _judged(reference, case.feeds, expected, actual, narrow=narrow)
             off = reason is not None and any(output.fault for output in found)
             if off and doubtful and not reference.defines(case.feeds, names):
                 labels[-1] = f"{case.label} ({NO_MEANING})"
@@ -190,7 +200,27 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
             mismatch = f"output {first.name!r} at {case.label}: {first.fault}"
             regions = tuple(accused or blame(fused, case.feeds)[0])
             return Verdict(False, tuple(worst.values()), tuple(labels), mismatch, regions, unmeasured, case.feeds)
-    return Verdict(True, tuple(worst.values()), tuple(labels), unmeasured=unmeasured)
+    return Verdict(True, tuple(worst.values()), tuple(labels), unmeasured=unmeasured, costs=tuple(costs.values()))
+
+
+def is_narrow(fused: onnx.ModelProto) -> bool:
+    """Whether operands of the fused model were rounded to bfloat16 on demand."""
+    return any(entry.key == PRECISION and entry.value == BF16 for entry in fused.metadata_props)
+
+
+def _dearer(
+    costs: Mapping[str, OutputCost], expected: Mapping[str, Array], actual: Mapping[str, Array]
+) -> dict[str, OutputCost]:
+    """`costs`, or those of these outputs where they are higher."""
+    made = (cost_of(name, value, actual[name]) for name, value in expected.items() if value.dtype in UNIT_ROUNDOFF)
+    return {cost.name: max(cost, costs.get(cost.name, cost), key=lambda each: each.drift) for cost in made}
+
+
+def _accused(
+    fused: Path, feeds: Mapping[str, Array], unmeasured: str | None, *, distinct: bool
+) -> tuple[list[RegionError], str | None]:
+    accused, unseen = blame(fused, feeds, distinct=distinct)
+    return accused, unmeasured or unseen
 
 
 def _reference(original: Path, model: onnx.ModelProto, mask: str | None) -> "_Original":
@@ -213,16 +243,20 @@ def quantizes(model: onnx.ModelProto) -> bool:
     return False
 
 
-def blame(fused: Path, feeds: Mapping[str, Array]) -> tuple[list[RegionError], str | None]:
+def blame(
+    fused: Path, feeds: Mapping[str, Array], *, distinct: bool = False
+) -> tuple[list[RegionError], str | None]:  # fmt: skip
     """The fused nodes whose kernels disagree with their function bodies on the values that `feeds` lead to.
 
     Every node is judged on the values that the kernels before it gave, so that one wrong node does not accuse those
     after it; nodes in the bodies of If, Loop and Scan by their first calls. The second result says why these could not
-    be seen, None when they were. Raises what `verify` raises.
+    be seen, None when they were. `distinct`: only the first node of every kernel. Raises what `verify` raises.
     """
     model = onnx.load(str(fused), load_external_data=False)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes, outer = [node for node in model.graph.node if node.domain == DOMAIN], nodes_with_kernels(model)
+    if distinct:
+        nodes = list({node.op_type: node for node in reversed(nodes)}.values())
     inner = {name for node in outer for name in needs_of(node)}
     wanted = {name for node in nodes for name in (*node.input, *node.output) if name}
     wanted |= inner & {name for node in model.graph.node for name in node.output}
@@ -272,13 +306,15 @@ def _judged(
     actual: Mapping[str, Array],
     *,
     rounds: bool = False,
+    narrow: bool = False,
 ) -> tuple[list[OutputError], str | None]:
     """Every output of `expected` against `actual`, and why the original's error could not be measured, if so.
 
-    `rounds`: to levels, inside. Only where something looks wrong is it asked what a rounding of the inputs does.
+    `rounds`: to levels, inside; `narrow`: operands to bfloat16, in `actual` alone. Only where something looks wrong is
+    it asked what a rounding of the inputs does.
     """
     judge = compare_region if rounds else compare
-    truth, reason = original.truth(feeds, expected, plausible=not rounds)
+    truth, reason = original.truth(feeds, expected, plausible=not rounds, narrow=narrow)
     found = [judge(name, expected[name], actual[name], truth=truth.get(name)) for name in expected]
     if not truth or not any(output.fault for output in found):
         return found, reason
@@ -359,7 +395,7 @@ def _cases(
     if floats:
         sizes, flag = found[0]
         feeds = model_inputs.generate(model, sizes=sizes, seed=seed + len(found), scale=LARGE_SCALE, flag=flag)
-        yield _Case(f"{_describe(sizes, flag)}, scaled by {LARGE_SCALE:g}", feeds)
+        yield _Case(f"{_describe(sizes, flag)}, scaled by {LARGE_SCALE:g}", feeds, scaled=True)
 
 
 def _describe(sizes: Mapping[str, int], flag: bool | None) -> str:
@@ -423,18 +459,26 @@ class _Original:
         return [values[name].astype(helper.tensor_dtype_to_np_dtype(types[name])) for name in names]
 
     def truth(
-        self, feeds: Mapping[str, Array], expected: Mapping[str, Array], *, plausible: bool = True
+        self,
+        feeds: Mapping[str, Array],
+        expected: Mapping[str, Array],
+        *,
+        plausible: bool = True,
+        narrow: bool = False,
     ) -> tuple[dict[str, Truth], str | None]:
         """The outputs `expected` in double precision; without them, the reason.
 
-        `plausible`: results that are further from `expected` than rounding explains are none.
+        `plausible`: results that are further from `expected` than rounding explains are none. `narrow`: `rounded` is
+        with operands in bfloat16.
         """
         try:
             exact = self._evaluation(feeds, expected, Mode.RANGE)
             half = has_half(self.model)
             unbounded = self._evaluation(feeds, expected, Mode.UNBOUNDED).values if exact.overflowed else {}
             rounded: Mapping[str, Array] = {}
-            if half and self.session is None:
+            if narrow:
+                rounded = self._evaluation(feeds, expected, Mode.OPERANDS).values
+            elif half and self.session is None:
                 rounded = {name: _wide(value) for name, value in expected.items()}
             elif half:
                 rounded = self._evaluation(feeds, expected, Mode.ROUNDED).values
@@ -448,7 +492,7 @@ class _Original:
             if truth.value.shape != value.shape:
                 shape = truth.value.shape
                 return {}, f"output {name!r} has shape {shape} in onnx.reference, {value.shape} in ONNX Runtime"
-            known = [t for t in (truth.value, truth.unbounded) if t is not None]
+            known = [t for t in (truth.value, truth.unbounded, truth.rounded) if t is not None]
             if plausible and not any(is_rounding(value, t, step=step) for t in known):
                 return {}, f"onnx.reference and ONNX Runtime disagree on output {name!r} by more than rounding"
             found[name] = truth

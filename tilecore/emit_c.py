@@ -377,7 +377,8 @@ class _Kernel(Expressions):
         memory = memory_name(put.memory)
         if put.odd is not None:  # both halves of a whole panel
             step, rest = split_affine(put.offset, lanes.var)
-            assert rest is not None and step == const(2)
+            assert rest is not None
+            assert step == const(2)
             odd = self.vector(unrounded(put.odd), lanes)
             text = f"store_pairs_{element}({memory} + {self._sum(rest, lanes)}, {value}, {odd});"
         elif put.update:

@@ -124,7 +124,7 @@ class VectorLoop:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A matrix in memory: element (r, c) is at `offset` + r · `row` + c · `column`; panels may lie in `pairs` of rows."""
+    """A matrix in memory: element (r, c) is at `offset` + r · `row` + c · `column`, or panels in `pairs` of rows."""
 
     memory: Memory
     offset: Expr

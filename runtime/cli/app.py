@@ -71,6 +71,10 @@ Unpad = Annotated[
         "--unpad", metavar="MASK", help="Compute tokens only: MASK is the input [batch, length] that is 0 at padding."
     ),
 ]
+Narrow = Annotated[
+    Literal["f32", "bf16"],
+    typer.Option("--precision", help="Round operands of contractions and attention to this; sums stay f32."),
+]
 MODEL = "IN.onnx"
 
 
@@ -93,6 +97,7 @@ def optimize_command(
     fuse_all: FuseAll = False,
     target: TargetChoice = None,
     unpad: Unpad = None,
+    precision: Narrow = "f32",
     as_json: Json = False,
 ) -> None:
     """Fuse a model and write it with its library of kernels beside it."""
@@ -101,7 +106,7 @@ def optimize_command(
         report = optimize(
             model,
             output,
-            options=_options(fuse_all, target, unpad),
+            options=replace(_options(fuse_all, target, unpad), precision=precision),
             progress=lambda stage: status.update(stage),
             verify=check,
             inputs=feeds,

@@ -98,6 +98,12 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     for output in verdict.outputs:
         table.add_row(escape(output.name), f"{output.max_abs:.3g}", f"{output.max_rel:.3g}")
     console.print(table)
+    for cost in verdict.costs:
+        console.print(
+            f"bfloat16 operands cost {cost.name}: {cost.drift:.2e} of its root mean square, cosine {cost.cosine:.6f}",
+            markup=False,
+            highlight=False,
+        )
     if verdict.ok:
         console.print("ok")
         return

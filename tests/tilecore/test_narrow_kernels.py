@@ -13,7 +13,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, const, select, unary
 from tilecore.contract.narrow import narrowed
 from tilecore.contract.panel import pack_pairs
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Tensor, View, check
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Spec, Tensor, View, check
 from tilecore.profile import detect_profile, detect_targets
 from tilecore.target import Target
 from tilecore.toolchain import Toolchain, find_toolchain
@@ -34,7 +34,7 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return x.astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
-def made(spec: ContractionSpec | AttentionSpec, target: Target, **config: int) -> Kernel:
+def made(spec: Spec, target: Target, **config: int) -> Kernel:
     check(spec)
     return compile_spec(spec, label="Narrow", profile=PROFILE, targets=(target,), config=config or None)
 

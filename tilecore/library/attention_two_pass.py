@@ -12,6 +12,13 @@ from tilecore.library.per_key import key_reductions
 from tilecore.library.score import Score
 
 
+def as_operand(weights: Handle, operand: Handle) -> Handle:
+    """`weights` in the type of `operand`, which is another tile where that differs."""
+    if operand is not weights:
+        T.copy(weights, operand)
+    return operand
+
+
 def attention_in_two_passes(
     Q: Handle,
     K: Handle,
@@ -24,7 +31,7 @@ def attention_in_two_passes(
 ) -> None:
     """O = weight(softmax(score(Q · Kᵀ))) · V: a program of the normalised probability needs its row's whole sum first.
 
-    The first pass over the keys has the maximum and the sum of each row, the second the weights; scores are made twice.
+    The first pass has the maximum and the sum of each row, the second the weights; scores are made twice.
     """
     B, H, queries, D = Q.shape
     keys, E = V.shape[2:]
@@ -68,9 +75,7 @@ def attention_in_two_passes(
                 used = score.weight(share, beside.at(i), b, h, row, key)
                 p[i, j] = T.if_then_else(key < keys, used, 0.0)
             T.copy(V[b, h, n * block_n, 0], v)
-            if factor is not p:
-                T.copy(p, factor)
-            T.gemm(factor, v, o)
+            T.gemm(as_operand(p, factor), v, o)
         for C, result in score.finals(outputs):
             for i, e in T.Parallel(block_m, E):
                 done = (o[i, e], *beside.at(i))
