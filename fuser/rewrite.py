@@ -51,8 +51,6 @@ def rewrite(model: ir.Model, replacements: Sequence[Replacement]) -> Rewritten:
         return Rewritten(model, (), {})
     shapes = infer(model)
     packings = [{index: packing(r.region, index) for index in r.panels} for r in replacements]
-    for replacement in replacements:
-        _check_types(replacement, shapes)
     functions: dict[str, ir.Function] = {}
     op_types: list[str] = []
     for replacement, packed in zip(replacements, packings, strict=True):
@@ -71,15 +69,6 @@ def rewrite(model: ir.Model, replacements: Sequence[Replacement]) -> Rewritten:
     common.RemoveUnusedFunctionsPass()(model)
     aliases = {new: r.op_type for new, r in zip(op_types, replacements, strict=True) if new != r.op_type}
     return Rewritten(model, tuple(op_types), aliases)
-
-
-def _check_types(replacement: Replacement, shapes: Shapes) -> None:
-    """Only what is packed may be stored in another type than the model has."""
-    region = replacement.region
-    for index, (value, tensor) in enumerate(zip(region.inputs, region.spec.inputs, strict=True)):
-        found = shapes.dtype(value)
-        if found is not None and int(found) != tensor.dtype.row.onnx and index not in replacement.panels:
-            raise RewriteError(f"{region.label}: its kernel reads {value.name!r} as {tensor.dtype}; it is {found}")
 
 
 def _let_go(region: Region) -> None:
@@ -133,6 +122,7 @@ class _Surgery:
             raise RewriteError(f"{region.label}: its nodes are not all in one graph")
         inputs = [self._input(value, packings.get(index)) for index, value in enumerate(region.inputs)]
         self._check_convex(region, inputs)
+        self._check_types(region, packings)
         outputs = [self._output(value) for value in region.outputs]
         node = ir.Node(DOMAIN, op_type, inputs, outputs=outputs, name=self._name(region))
         node.metadata_props["tilefuse.label"] = region.label
@@ -164,6 +154,13 @@ class _Surgery:
             self.model.graph.register_initializer(panels)
             self.packed[key] = panels
         return self.packed[key]
+
+    def _check_types(self, region: Region, packings: Mapping[int, Packing]) -> None:
+        """Only what is packed may be stored in another type than the model has."""
+        for index, (value, tensor) in enumerate(zip(region.inputs, region.spec.inputs, strict=True)):
+            found = self.shapes.dtype(value)
+            if found is not None and int(found) != tensor.dtype.row.onnx and index not in packings:
+                raise RewriteError(f"{region.label}: its kernel reads {value.name!r} as {tensor.dtype}; it is {found}")
 
     def _output(self, value: ir.Value) -> ir.Value:
         """The fused node's output: as declared when it is a graph output, with symbolic dims elsewhere."""

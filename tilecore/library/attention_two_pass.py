@@ -78,5 +78,4 @@ def attention_in_two_passes(
             T.gemm(as_operand(p, factor), v, o)
         for C, result in score.finals(outputs):
             for i, e in T.Parallel(block_m, E):
-                done = (o[i, e], *beside.at(i))
-                C[b, h, m * block_m + i, e] = result(done, b, h, m * block_m + i, e)
+                C[b, h, m * block_m + i, e] = result((o[i, e], *beside.at(i)), b, h, m * block_m + i, e)
