@@ -156,10 +156,8 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
         return Verdict(False, (), (), mismatch=changed)
     quantized, narrow = quantizes(model), is_narrow(fused_model)
     costs: dict[str, OutputCost] = {}
-    cases = (
-        replace(case, feeds=with_first_token(case.feeds, mask))
-        for case in _cases(model, reference, session, inputs, seed)
-    )
+    given = _cases(model, reference, session, inputs, seed)
+    cases = (replace(case, feeds=with_first_token(case.feeds, mask)) for case in given)
     names = [output.name for output in model.graph.output]
     worst: dict[str, OutputError] = {}
     labels: list[str] = []
@@ -196,11 +194,14 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
         worst |= {output.name: _worse(worst.get(output.name), output) for output in found}
         wrong = next((output for output in found if output.fault), None)
         if wrong or accused:
-            first = wrong or next(output for output in accused[0].outputs if output.fault)
-            mismatch = f"output {first.name!r} at {case.label}: {first.fault}"
+            mismatch = _mismatch(case, wrong or next(output for output in accused[0].outputs if output.fault))
             regions = tuple(accused or blame(fused, case.feeds)[0])
             return Verdict(False, tuple(worst.values()), tuple(labels), mismatch, regions, unmeasured, case.feeds)
     return Verdict(True, tuple(worst.values()), tuple(labels), unmeasured=unmeasured, costs=tuple(costs.values()))
+
+
+def _mismatch(case: _Case, output: OutputError) -> str:
+    return f"output {output.name!r} at {case.label}: {output.fault}"
 
 
 def is_narrow(fused: onnx.ModelProto) -> bool:
