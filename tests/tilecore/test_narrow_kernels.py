@@ -1,5 +1,6 @@
 """Products of bfloat16 operands, compiled: against numpy with operands rounded by ml_dtypes and sums in float64."""
 
+import platform
 from pathlib import Path
 
 import ml_dtypes
@@ -8,15 +9,15 @@ import pytest
 from tile_specs import axis, tensor
 
 from tilecore.call import load_kernel
-from tilecore.compile import Kernel, compile_spec
+from tilecore.compile import HEADERS, Kernel, compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, const, select, unary
 from tilecore.contract.narrow import narrowed
 from tilecore.contract.panel import pack_pairs
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Spec, Tensor, View, check
 from tilecore.profile import detect_profile, detect_targets
-from tilecore.target import Target
-from tilecore.toolchain import Toolchain, find_toolchain
+from tilecore.target import Target, targets_for
+from tilecore.toolchain import Source, Toolchain, find_toolchain
 
 pytestmark = pytest.mark.cpu
 PROFILE = detect_profile()
@@ -148,6 +149,19 @@ def test_attention(
     bound = 2.0**-8 * np.einsum("bhqk,bhke->bqhe", weights / weights.sum(-1, keepdims=True), np.abs(rounded(v)))
     assert (error <= bound.reshape(got.shape) + 1e-5).all(), error.max()
     assert np.sqrt((error**2).mean() / (want**2).mean()) < 2.0**-9
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for x86-64")
+@pytest.mark.parametrize("target", targets_for("x86_64"), ids=lambda target: target.name)
+def test_every_row_of_x86_builds_where_it_cannot_run(target: Target, toolchain: Toolchain) -> None:
+    """Flags that make every warning an error are the toolchain's own."""
+    specs = (contraction(37, 50, constant=True, transposed=False, scaled=False), attention(13, causal=True, flat=False))
+    for spec in specs:
+        kernel = made(narrowed(spec), target)
+        text = kernel.sources[target.name]
+        assert ("product_narrow(" in text) == target.multiplies_bf16
+        assert ("TILE_AMX_PRODUCT(" in text) == target.amx
+        assert toolchain.object(Source(text, target.flags, (HEADERS,))).exists()
 
 
 def test_shallow_products_and_those_of_integers_keep_their_operands() -> None:
