@@ -6,16 +6,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from card_specs import F16, flat_product, masked_attention, packed_attention, rotated_attention
-from cuda_specs import BF16, AttentionForm, ProductForm, attention_spec, product_spec
+from cuda_specs import BF16, AttentionForm, LevelForm, ProductForm, attention_spec, level_spec, product_spec
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator, evaluate
-from tilecore.contract.expr import Const, Expr, Load, Op, Sym, cast, loads, walk
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, cast, loads, rewrite, walk
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec, Tensor, outputs_of, views_of
 from tilecore.cuda.adapt import SIZES, Adapted, adaptations
 from tilecore.cuda.compile import candidates, write
 from tilecore.cuda.profile import H100
 from tilecore.cuda.region import refusal
+
+
+def packed_weights() -> ContractionSpec:
+    """A product by packed constants as graphs have it: unpacked to f32."""
+    spec = level_spec(LevelForm(Sym("M"), 16, 64, group=32, dtype=F16))
+    x, *constants = spec.inputs
+    moved = {one: replace(one, constant=True) for one in constants}
+
+    def change(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source in moved:
+            return Load(moved[node.source], node.index)  # type: ignore[index]
+        return None
+
+    assert isinstance(spec.b.value, Op)
+    right = replace(spec.b, value=rewrite(spec.b.value.args[0], change))
+    return replace(spec, inputs=(x, *moved.values()), b=right, a=replace(spec.a, value=cast(spec.a.value, DType.F32)))
+
 
 SYMBOLS = {"B": 3, "S": 5, "M": 7}
 SPECS: dict[str, Spec] = {
@@ -24,6 +41,7 @@ SPECS: dict[str, Spec] = {
     "masked": masked_attention(),
     "flat": flat_product(),
     "siblings": flat_product(siblings=3, scaled=True),
+    "packed weights": packed_weights(),
     "plain product": product_spec(ProductForm(Sym("M"), 16, 24)),
     "decode": attention_spec(AttentionForm(2, 8, 1, 9, 64, groups=4)),
 }
@@ -55,6 +73,9 @@ def test_every_adaptation_means_the_region(spec: Spec) -> None:
     random = np.random.default_rng(0)
     feeds: dict[str, np.ndarray] = {}
     for tensor in spec.inputs:
+        if tensor.dtype is DType.U8:
+            feeds[tensor.name] = random.integers(0, 256, shape(tensor)).astype(np.uint8)
+            continue
         values = random.standard_normal(shape(tensor))
         feeds[tensor.name] = values > 0 if tensor.dtype is DType.BOOL else np.round(values * 64) / 64
     expected = evaluate(spec, feeds)
@@ -127,7 +148,7 @@ def test_wide_and_packed_operands_are_refused_by_name() -> None:
     unpacked = replace(plain.b, value=cast(Load(bytes_, load.index), DType.F32) * 0.5)
     said = refusal(replace(plain, inputs=(plain.inputs[0], bytes_), b=unpacked))
     assert said is not None
-    assert said.endswith("in fused models they are read as f16 or bf16 only")
+    assert said.endswith("bits in rows of a multiple of 16 bytes beside plain 16-bit activations")
 
 
 def test_rows_that_tensor_copies_cannot_step_over_are_refused() -> None:

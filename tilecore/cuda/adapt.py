@@ -4,7 +4,8 @@ Comes in: a spec as the fuser makes it, whose products are of f32 views. Goes ou
 write computed operands to scratch memory first, and the region itself, whose operands are then 16-bit tensors as they
 lie. Widening casts go (products of 16-bit floats are exact in f32), constant factors of operands move behind the sums,
 and dims that are read as one (`x[m // S, m % S]`) become one dim. An operand that had to be computed is rounded to the
-16-bit type that it was computed from, as the operators of a 16-bit model round it.
+16-bit type that it was computed from, as the operators of a 16-bit model round it; packed weights are decoded on their
+way to the product, rounded alike.
 """
 
 import math
@@ -41,6 +42,7 @@ from tilecore.contract.spec import (
     View,
     extent_of,
 )
+from tilecore.cuda.decoding import decoding_of
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.values import HALVES
 
@@ -67,10 +69,31 @@ def adaptations(spec: Spec) -> Iterator[Adapted]:
         yield Adapted((), (), merged(spec))
         return
     plain = _with_plain_operands(spec)
+    levels = _with_levels(plain)
+    if levels is not None:
+        yield Adapted((), (), merged(levels))
+        return
     moving = tuple(view for view in _operands(plain) if not _is_constant(view))
     computed = tuple(view for view in moving if not _is_plain(view))
     for views in dict.fromkeys((computed, moving)):  # as they lie, tensor copies may not take them
         yield _staged(plain, views)
+
+
+def _with_levels(spec: AttentionSpec | ContractionSpec) -> ContractionSpec | None:
+    """`spec` where its weights are packed levels that a card decodes on their way, rounded to the type of the other
+    side, as the operators of a 16-bit model round them; else None.
+    """
+    if not isinstance(spec, ContractionSpec) or spec.siblings or not _is_plain(spec.a) or not _is_constant(spec.b):
+        return None
+    if _is_plain(spec.b):
+        return None
+    g, k, n = spec.b.axes
+    value = spec.b.value if spec.b.dtype in HALVES else cast(spec.b.value, spec.a.dtype)
+    try:
+        decoding_of(replace(spec.b, axes=(g, n, k), value=value))
+    except CudaError:  # what is said of other weights says more
+        return None
+    return replace(spec, b=replace(spec.b, value=value))
 
 
 def _operands(spec: AttentionSpec | ContractionSpec) -> tuple[View, ...]:
@@ -159,7 +182,7 @@ def _staged(spec: AttentionSpec | ContractionSpec, computed: tuple[View, ...]) -
 
 
 def _operand_type(spec: AttentionSpec | ContractionSpec) -> DType:
-    """The 16-bit type of what is multiplied. CudaError for wider floats, for two types, and for packed weights."""
+    """The 16-bit type of what is multiplied. CudaError for wider floats, for two types, and for other weights."""
     moving = [view for view in _operands(spec) if not _is_constant(view)] or _operands(spec)
     kinds = {one.dtype for view in moving for one in loads(view.value) if one.dtype.is_float}
     if len(kinds) != 1 or not kinds <= set(HALVES):
@@ -167,7 +190,10 @@ def _operand_type(spec: AttentionSpec | ContractionSpec) -> DType:
         raise CudaError(f"operands of {found}: products are of one 16-bit float type, f16 or bf16")
     for view in _operands(spec):
         if _is_constant(view) and not _is_plain(view):
-            raise CudaError(f"weights that are {view.value}: in fused models they are read as f16 or bf16 only")
+            raise CudaError(
+                f"weights that are {view.value}: in fused models they are read as f16 or bf16, and as levels of 4 or 8 "
+                "bits in rows of a multiple of 16 bytes beside plain 16-bit activations"
+            )
     return kinds.pop()
 
 
