@@ -63,7 +63,34 @@ def kind_of(mma: Mma) -> ProductKind:
 
 
 def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[str]:
-    """C lines that define `product(a, lda, step, b, panel, c, ldc, rows, columns, depth, clear)` of that kind."""
+    """C lines that define `product(a, lda, step, b, panel, c, ldc, rows, columns, depth, clear)` of that kind.
+
+    Sums of integers have a second form for processors with an instruction for them, chosen when it runs.
+    """
+    if not target.fused_dot or not kind.stamp.startswith("TILE_DOT("):
+        return _product(kind, tile, target)
+    plain = replace(kind, function=f"{kind.function}_plain")
+    fused = replace(
+        kind,
+        function=f"{kind.function}_fused",
+        stamp=kind.stamp.replace("TILE_DOT(", "TILE_DOT_FUSED("),
+        tile=kind.tile.replace("dot_", "fused_"),
+    )
+    a, b, c = kind.types
+    return [
+        *_product(plain, tile, target),
+        *_product(fused, tile, target),
+        f"static void {kind.function}(const {a}* a, int64_t lda, int64_t step, const {b}* b, int64_t panel,",
+        f"                    {c}* c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear) {{",
+        "    static int8_t known; /* 0: not asked yet */",
+        f"    const int fused = TILE_ASKED(known, {target.fused_dot});",
+        f"    (fused ? {fused.function} : {plain.function})",
+        "        (a, lda, step, b, panel, c, ldc, rows, columns, depth, clear);",
+        "}",
+    ]
+
+
+def _product(kind: ProductKind, tile: RegisterTile, target: Target) -> list[str]:
     small = target.smallest_vectors
     widths = {rows: tuple(dict.fromkeys((tile.vectors, small))) for rows in range(1, tile.rows + 1)}
     widths |= {rows: tuple(dict.fromkeys((_widest(rows, target), tile.vectors, small))) for rows in WIDE_ROWS}

@@ -28,6 +28,7 @@ class Target:
     supported: str
     base: str = ""  # the row that this one is with instructions for products of bf16, which only such kernels need
     amx: bool = False  # products of bf16 in tiles of 16 × 16 results
+    fused_dot: str = ""  # C: whether it has TILE_DOT_FUSED, asked once a library
 
     @property
     def multiplies_bf16(self) -> bool:
@@ -47,10 +48,19 @@ class Target:
 _V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 _BF16 = (*_V4, "-mavx512bf16")
 TARGETS: tuple[Target, ...] = (  # best first: a library tries them in this order
-    Target("x86-64-v4-amx", 16, 32, (*_BF16, "-mamx-tile", "-mamx-bf16"), "tile_x86_amx()", "x86-64-v4", amx=True),
-    Target("x86-64-v4-bf16", 16, 32, _BF16, "tile_x86_bf16()", "x86-64-v4"),
-    Target("x86-64-v4", 16, 32, _V4, "tile_x86_level() >= 4"),
-    Target("x86-64-v3", 8, 16, ("-march=x86-64-v3",), "tile_x86_level() >= 3"),
+    Target(
+        "x86-64-v4-amx",
+        16,
+        32,
+        (*_BF16, "-mamx-tile", "-mamx-bf16"),
+        "tile_x86_amx()",
+        "x86-64-v4",
+        amx=True,
+        fused_dot="tile_x86_vnni(512)",
+    ),
+    Target("x86-64-v4-bf16", 16, 32, _BF16, "tile_x86_bf16()", "x86-64-v4", fused_dot="tile_x86_vnni(512)"),
+    Target("x86-64-v4", 16, 32, _V4, "tile_x86_level() >= 4", fused_dot="tile_x86_vnni(512)"),
+    Target("x86-64-v3", 8, 16, ("-march=x86-64-v3",), "tile_x86_level() >= 3", fused_dot="tile_x86_vnni(256)"),
     Target("aarch64", 4, 32, (), "1"),
 )
 

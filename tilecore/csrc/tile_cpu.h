@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "tile_features.h"
+
 #if defined(__AVX512F__)
 #include "tile_intrinsics.h"
 #define TILE_LANES 16
@@ -441,6 +443,10 @@ TILE_INLINE void dot_pairs(i32v* acc, int32_t a, pairs b) {
     *acc += (i32v)_mm512_madd_epi16(_mm512_set1_epi32(a), b);
     __asm__("" : "+v"(*acc)); /* keeps it in one register: gcc makes copies otherwise, and spills them */
 }
+#define TILE_FUSED_DOT __attribute__((target("avx512vnni")))
+static inline TILE_FUSED_DOT __attribute__((always_inline)) void dot_fused(i32v* acc, int32_t a, pairs b) {
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(*acc) : "v"(_mm512_set1_epi32(a)), "v"(b));
+}
 #elif defined(__AVX2__)
 typedef __m256i pairs;
 TILE_INLINE pairs pairs_i8(const int8_t* both, int64_t next) {
@@ -459,6 +465,10 @@ TILE_INLINE void dot_pairs(i32v* acc, int32_t a, pairs b) {
     *acc += (i32v)_mm256_madd_epi16(_mm256_set1_epi32(a), b);
     __asm__("" : "+x"(*acc)); /* keeps it in one register: gcc makes copies otherwise, and spills them */
 }
+#define TILE_FUSED_DOT __attribute__((target("avxvnni")))
+static inline TILE_FUSED_DOT __attribute__((always_inline)) void dot_fused(i32v* acc, int32_t a, pairs b) {
+    __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(*acc) : "x"(_mm256_set1_epi32(a)), "x"(b));
+}
 #else
 typedef struct pairs { i32v even, odd; } pairs;
 #define TILE_PAIRS(name, element)                                                                          \
@@ -476,7 +486,7 @@ TILE_INLINE void dot_pairs(i32v* acc, int32_t a, pairs b) {
 }
 #endif
 TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, sizeof both); return both; }
-#define TILE_DOT_STEP(MR, NV, NAME, ELEMENT, PAIR, NEXT)                                                              \
+#define TILE_DOT_STEP(MR, NV, NAME, ELEMENT, DOT, PAIR, NEXT)                                                         \
     do {                                                                                                              \
         pairs bv[NV];                                                                                                 \
         TILE_UNROLL for (int j = 0; j < NV; j++) {                                                                    \
@@ -486,12 +496,12 @@ TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, s
         }                                                                                                             \
         TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                    \
             const int32_t av = PAIR(a + i * lda + k);                                                                 \
-            TILE_UNROLL for (int j = 0; j < NV; j++) dot_pairs(&acc[i][j], av, bv[j]);                                \
+            TILE_UNROLL for (int j = 0; j < NV; j++) DOT(&acc[i][j], av, bv[j]);                                      \
         }                                                                                                             \
     } while (0)
 #define TILE_LOW_HALF(at) (*(at) & 0xffff)
-#define TILE_DOT(MR, NV, NAME, ELEMENT)                                                                               \
-    static __attribute__((noinline)) void dot_##NAME##_##MR##x##NV(                                                   \
+#define TILE_DOT_WITH(MR, NV, NAME, ELEMENT, TILE, DOT)                                                               \
+    static __attribute__((noinline)) void TILE##_##NAME##_##MR##x##NV(                                                \
         const int16_t* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,               \
         int32_t* restrict c, int64_t ldc, int64_t depth, int clear) {                                                 \
         (void)step; /* 1: pairs of a lie side by side */                                                              \
@@ -499,11 +509,15 @@ TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, s
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                 \
             clear ? (i32v){0} : load_i32(c + i * ldc + j * TILE_LANES);                                               \
         int64_t k = 0;                                                                                                \
-        for (; k + 2 <= depth; k += 2) TILE_DOT_STEP(MR, NV, NAME, ELEMENT, pair_at, TILE_PANEL);                     \
-        if (k < depth) TILE_DOT_STEP(MR, NV, NAME, ELEMENT, TILE_LOW_HALF, 0); /* the last level of an odd depth */   \
+        for (; k + 2 <= depth; k += 2) TILE_DOT_STEP(MR, NV, NAME, ELEMENT, DOT, pair_at, TILE_PANEL);                \
+        if (k < depth) TILE_DOT_STEP(MR, NV, NAME, ELEMENT, DOT, TILE_LOW_HALF, 0); /* the last of an odd depth */    \
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                             \
             store_i32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                       \
     }
+#define TILE_DOT(MR, NV, NAME, ELEMENT) TILE_DOT_WITH(MR, NV, NAME, ELEMENT, dot, dot_pairs)
+#if defined(TILE_FUSED_DOT) /* for processors that multiply and add in one instruction (VNNI) */
+#define TILE_DOT_FUSED(MR, NV, NAME, ELEMENT) TILE_FUSED_DOT TILE_DOT_WITH(MR, NV, NAME, ELEMENT, fused, dot_fused)
+#endif
 
 /* How many of the rows that are left the next tile takes: all full tiles, but the last two even. */
 #define TILE_ROWS(left, full) ((left) >= 2 * (full) || (left) == (full) ? (full) : (left) > (full) ? ((left) + 1) / 2 : (left))

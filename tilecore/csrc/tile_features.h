@@ -5,6 +5,14 @@
 
 #include <stdint.h>
 
+/* The answer to a question about the processor, which it takes long to give: asked once, kept in `known` as 1 or -1. */
+static inline int tile_keep(int8_t* known, int answer) {
+    __atomic_store_n(known, answer ? 1 : -1, __ATOMIC_RELAXED);
+    return answer;
+}
+#define TILE_ASKED(known, question) \
+    (__atomic_load_n(&(known), __ATOMIC_RELAXED) ? __atomic_load_n(&(known), __ATOMIC_RELAXED) > 0 : tile_keep(&(known), question))
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -49,6 +57,14 @@ static inline int tile_x86_amx(void) {
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     if (!tile_has_bits(low, 3u << 17)) return 0; /* the system saves tiles */
     return syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0;
+}
+
+/* Whether the processor multiplies pairs and adds them in one instruction: 512 or 256 bits at a time. */
+static inline int tile_x86_vnni(int bits) {
+    uint32_t a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    if (bits == 512) return tile_has_bits(c, 1u << 11);
+    return a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && tile_has_bits(a, 1u << 4);
 }
 #endif
 
