@@ -2,8 +2,8 @@
 
 Comes in: a model as `load` gives it. Goes out: the model that the regions are of, with its shapes, regions and misses.
 Invariant: an operator is in pieces in the result only if all of its work is inside regions, or if ONNX Runtime has no
-kernel for it; else what is left outside may move data (a cache that grows by Concat) or prepare masks and indices,
-never compute floats.
+kernel for it; else what is left outside may move data (a cache that grows by Concat), prepare masks and indices, or
+round to the range of a whole tensor (DynamicQuantizeLinear, as the operator does itself), never compute other floats.
 """
 
 from collections.abc import Iterable, Mapping
@@ -81,7 +81,8 @@ def _outside(model: ir.Model, shapes: Shapes, regions: Iterable[Region]) -> Mapp
         key = origin_of(node)
         dtype = shapes.dtype(value)
         floats = dtype is None or dtype.is_floating_point()
-        if key and floats and not (is_view(node) or is_generator(node) or is_plumbing(node, shapes)):
+        first = node.op_type == "DynamicQuantizeLinear"
+        if key and floats and not (first or is_view(node) or is_generator(node) or is_plumbing(node, shapes)):
             found.setdefault(key, []).append(node)
     return found
 

@@ -29,14 +29,6 @@ from fuser.worth import EVERYTHING, CostModel, misread
 STAYS = "nothing to do in the model: ONNX Runtime runs it, and regions end before it"
 LEFT_ALONE: dict[tuple[str, str], tuple[str, str, str]] = {
     # operators worth fusing that no finder knows: kind, reason and advice
-    **{
-        ("com.microsoft", name): (
-            "contraction",
-            f"{name} needs the range of its whole input before its first product",
-            "quantise activations with fixed scales (QuantizeLinear, DequantizeLinear)",
-        )
-        for name in ("QAttention", "DynamicQuantizeMatMul")
-    },
     ("com.microsoft", "GatherBlockQuantized"): (
         "row",
         "GatherBlockQuantized reads a few rows of a packed table: there is no work to share with a neighbour",

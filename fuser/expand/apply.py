@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from fuser.expand import diffusion, grouped_query, multi_head, positions, standard
+from fuser.expand import diffusion, grouped_query, integers, multi_head, positions, standard
 from fuser.expand.writer import DOMAIN, Form, FormError
 from fuser.graph import release
 from fuser.shapes import Shapes
@@ -23,11 +23,13 @@ CONTRIB: Mapping[str, Definition] = {  # domain com.microsoft
     "Attention": multi_head.attention,
     "BiasAdd": diffusion.bias_add,
     "BiasSplitGelu": diffusion.bias_split_gelu,
+    "DynamicQuantizeMatMul": integers.dynamic_quantize_mat_mul,
     "EmbedLayerNormalization": positions.embed_layer_normalization,
     "FusedGemm": diffusion.fused_gemm,
     "GroupNorm": diffusion.group_norm,
     "GroupQueryAttention": grouped_query.grouped_query_attention,
     "MultiHeadAttention": multi_head.multi_head_attention,
+    "QAttention": multi_head.quantized_attention,
     "RotaryEmbedding": positions.rotary_embedding,
     "SkipGroupNorm": diffusion.skip_group_norm,
 }

@@ -1,10 +1,11 @@
-"""Definition of com.microsoft MultiHeadAttention and Attention, as ONNX Runtime's CPU kernels compute them.
+"""Definition of com.microsoft MultiHeadAttention, Attention and QAttention, as ONNX Runtime's CPU kernels compute them.
 
 MultiHeadAttention takes projected (or packed) query, key and value; Attention projects its input itself. Masks of 0 and
 1 add `mask_filter_value`, they do not exclude. Source: the operators' schema texts, checked against the kernels.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +30,7 @@ def multi_head_attention(form: Form, key: str) -> ir.Function:
     presents = [form.op("Identity", k) if form.gives(1) else None, form.op("Identity", v) if form.gives(2) else None]
     if form.attribute("unidirectional", 0) and not _self_attention(form):
         raise FormError("it is unidirectional with other keys than queries, for which the order is not defined")
-    scores = _scores(form, widths[0], q, k, mask=4, bias=5)
+    scores = _scores(form, widths[0], q, k, mask=4, bias=5, dtype=form.dtype(0))
     result = attend(form, q, k, v, scores, dtype=form.dtype(0))
     return form.function(key, [join_heads(form, result, heads * widths[1]), *presents])
 
@@ -46,17 +47,53 @@ def attention(form: Form, key: str) -> ir.Function:
     projected = form.op("MatMul", form.input(0), form.input(1))
     if form.has(2):
         projected = form.op("Add", projected, form.input(2))
+    return _attended(form, key, projected, sizes, Positions(mask=3, past=4, bias=5), form.dtype(0))
+
+
+def quantized_attention(form: Form, key: str) -> ir.Function:
+    """input, weights, bias, their scales, mask_index, zero points of input and weights, past: QAttention.
+
+    The scale and the zero point of the weights are one number, or one per column.
+    """
+    form.refuse_attributes(do_rotary=0, past_present_share_buffer=0)
+    hidden = form.size(1, 1)
+    if hidden % 3:
+        raise FormError(f"its {hidden} columns of weights are no query, key and value of one size")
+    zeros = [form.vector_or_number(i) if form.has(i) else None for i in (6, 7)]
+    levels = form.op("MatMulInteger", form.input(0), form.input(1), *zeros)
+    real = form.op("Mul", form.cast(levels, ir.DataType.FLOAT), form.vector_or_number(3))
+    real = form.op("Mul", real, form.vector_or_number(4))
+    projected = form.op("Add", real, form.input(2))
+    sizes = (hidden // 3,) * 3
+    return _attended(form, key, projected, sizes, Positions(mask=5, past=8, bias=None), ir.DataType.FLOAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Which inputs of the operator are its mask, its past and what is added to the scores."""
+
+    mask: int
+    past: int
+    bias: int | None
+
+
+def _attended(
+    form: Form, key: str, projected: ir.Value, sizes: tuple[int, ...], positions: Positions, dtype: ir.DataType
+) -> ir.Function:
+    """What follows the projection to query, key and value."""
+    heads = _heads(form)
     q, k, v = (split_heads(form, part, heads) for part in form.split(projected, sizes, 2))
-    if form.has(4):
-        past_k, past_v = (form.squeeze(part, 0) for part in form.split(form.input(4), (1, 1), 0))
+    if form.has(positions.past):
+        past = form.split(form.input(positions.past), (1, 1), 0)
+        past_k, past_v = (form.squeeze(part, 0) for part in past)
         k, v = form.op("Concat", past_k, k, axis=2), form.op("Concat", past_v, v, axis=2)
     present = None
     if form.gives(1):
         if sizes[0] != sizes[2]:
             raise FormError(f"its present state is asked for, but key and value have sizes {sizes[1:]}")
         present = form.op("Concat", form.unsqueeze(k, 0), form.unsqueeze(v, 0), axis=0)
-    scores = _scores(form, sizes[0] // heads, q, k, mask=3, bias=5)
-    result = attend(form, q, k, v, scores, dtype=form.dtype(0))
+    scores = _scores(form, sizes[0] // heads, q, k, mask=positions.mask, bias=positions.bias, dtype=dtype)
+    result = attend(form, q, k, v, scores, dtype=dtype)
     return form.function(key, [join_heads(form, result, sizes[2]), present])
 
 
@@ -116,17 +153,18 @@ def _self_attention(form: Form) -> bool:
     return len(key) in (3, 5) and key[1] == form.shape(0)[1]
 
 
-def _scores(form: Form, width: int, q: ir.Value, k: ir.Value, *, mask: int, bias: int) -> Scores:
-    """Scale, masks and bias of either operator."""
+def _scores(
+    form: Form, width: int, q: ir.Value, k: ir.Value, *, mask: int, bias: int | None, dtype: ir.DataType
+) -> Scores:
+    """Scale, masks and bias of any of the operators."""
     scale = float(form.attribute("scale", 0.0)) or 1 / math.sqrt(width)
     added: list[ir.Value] = []
     total = form.dim(k, 2)
     if form.has(mask):
         keep = _mask(form, mask, total)
-        dtype = form.dtype(0)
         fill = form.number(float(form.attribute("mask_filter_value", -10000.0)), dtype)
         added.append(form.op("Where", keep, form.number(0.0, dtype), fill))
-    if form.has(bias):
+    if bias is not None and form.has(bias):
         added.append(form.input(bias))
     hidden = None
     if form.attribute("unidirectional", 0):

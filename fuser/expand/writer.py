@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from fuser.element import attribute
 from fuser.shapes import Shapes
+from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr
 
 DOMAIN = "tilefuse.form"  # of the functions, while they are being put in
@@ -77,6 +78,14 @@ class Form:
         if not isinstance(dim, Const):
             raise FormError(f"dim {axis} of its input {position} is {dim}; it has to be a number")
         return int(dim.value)
+
+    def vector_or_number(self, position: int) -> ir.Value:
+        """Input `position` as a vector, or a scalar where it has one element. FormError for more axes."""
+        shape = self.shape(position)
+        if len(shape) > 1:
+            raise FormError(f"its input {position} has {len(shape)} axes; a number or a vector is supported")
+        one = len(shape) == 1 and shape[0] == Const(1, DType.I64)
+        return self.scalar(self.input(position)) if one else self.input(position)
 
     def dtype(self, position: int) -> ir.DataType:
         """The element type of input `position`. FormError when it is unknown or left out."""

@@ -1,6 +1,7 @@
 """Definitions of ONNX Runtime's operators against its own kernels, and that they fuse whole."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,9 +150,55 @@ GROUPED: dict[str, Case] = {
     "smooth softmax": grouped(4, 0, [3, 3], 4, smooth_softmax=1),
 }
 
+
+def levels(*shape: int, kind: type[np.generic] = np.int8) -> Array:
+    """Small ones: no sum of bytes saturates in any of ONNX Runtime's kernels."""
+    return RANDOM.integers(0 if kind is np.uint8 else -60, 61, shape).astype(kind)
+
+
+def single(value: float, kind: type[np.generic] = np.float32) -> Array:
+    return np.array(value, kind)
+
+
+def dynamic(columns: int, *more: Array | None, scale: Array | None = None) -> Case:
+    given = single(0.02) if scale is None else scale
+    inputs = (tokens(4, 12), levels(12, columns), given, *more)
+    return Case("DynamicQuantizeMatMul", inputs, {}, (0,), frozenset(range(1, 5)), {(0, 0): "batch", (0, 1): "seq"})
+
+
+COLUMN_SCALES = RANDOM.uniform(0.01, 0.03, 20).astype(np.float32)
+DYNAMIC: dict[str, Case] = {
+    "plain": dynamic(20),
+    "zero point, bias": dynamic(20, single(-5, np.int8), floats(20)),
+    "scales by column": dynamic(20, None, floats(20), scale=COLUMN_SCALES),
+    "scale of one element": dynamic(17, scale=np.array([0.02], np.float32)),
+    "zero points by column": dynamic(20, levels(20), scale=COLUMN_SCALES),
+}
+
+
+def quantized(*more: Array | None, kind: type[np.generic] = np.uint8, scale: Array | None = None, **rest: Any) -> Case:
+    bias, weight_scale = floats(3 * HIDDEN), single(0.02) if scale is None else scale
+    inputs = (levels(2, 4, 12, kind=kind), levels(12, 3 * HIDDEN), bias, single(0.03), weight_scale, *more)
+    outputs, symbols = rest.pop("outputs", (0,)), rest.pop("symbols", {(0, 0): "batch", (0, 1): "seq"})
+    attributes = {"num_heads": HEADS, **rest}
+    return Case("QAttention", inputs, attributes, outputs, frozenset((1, 2, 3, 4, 6, 7)), symbols)
+
+
+QUANTIZED: dict[str, Case] = {
+    "plain": quantized(),
+    "mask": quantized(
+        MASK, single(30, np.uint8), symbols={(0, 0): "batch", (0, 1): "seq", (5, 0): "batch", (5, 1): "seq"}
+    ),
+    "weights by column": quantized(None, single(31, np.uint8), scale=np.tile(COLUMN_SCALES[:16], 3)),
+    "unidirectional": quantized(None, single(30, np.uint8), single(-3, np.int8), unidirectional=1),
+    "past": quantized(
+        None, single(30, np.uint8), None, floats(2, 2, HEADS, 3, WIDTH), outputs=(0, 1), unidirectional=1
+    ),
+}
+
 CASES = {
     f"{case.op}: {name}": case
-    for group in (MULTI_HEAD, PACKED, GROUPED, ROTARY, EMBEDDING)
+    for group in (MULTI_HEAD, PACKED, GROUPED, ROTARY, EMBEDDING, DYNAMIC, QUANTIZED)
     for name, case in group.items()
 }
 

@@ -117,12 +117,13 @@ TILE_INLINE void store_i64(int64_t* p, i64v v) { memcpy(p, &v, sizeof v); }
 TILE_INLINE void store_bool(uint8_t* p, i32v v) { TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) p[i] = (uint8_t)(v[i] & 1); }
 
 /* Narrow integers are i32 in registers; `narrow` wraps a value to the type's range, as its arithmetic does. */
-#define TILE_NARROW(name, element, packed, widen)                                                            \
+#define TILE_NARROW(name, element, packed, widen, shrink)                                                    \
     TILE_INLINE i32v load_##name(const element* p) { packed v; memcpy(&v, p, sizeof v); return widen(v); }   \
     TILE_INLINE void store_##name(element* p, i32v v) {                                                      \
-        packed n = __builtin_convertvector(v, packed);                                                       \
+        packed n = shrink(v, packed);                                                                        \
         memcpy(p, &n, sizeof n);                                                                             \
     }
+#define TILE_SHRINK(v, packed) __builtin_convertvector(v, packed)
 #if defined(__AVX512F__)
 #define TILE_WIDEN_I8(v) (i32v)_mm512_cvtepi8_epi32((__m128i)(v))
 #define TILE_WIDEN_U8(v) (i32v)_mm512_cvtepu8_epi32((__m128i)(v))
@@ -136,9 +137,20 @@ TILE_INLINE void store_bool(uint8_t* p, i32v v) { TILE_UNROLL for (int i = 0; i 
 #define TILE_WIDEN_U8(v) __builtin_convertvector(v, i32v)
 #define TILE_WIDEN_I16(v) __builtin_convertvector(v, i32v)
 #endif
-TILE_NARROW(i8, int8_t, i8v, TILE_WIDEN_I8)
-TILE_NARROW(u8, uint8_t, u8v, TILE_WIDEN_U8)
-TILE_NARROW(i16, int16_t, i16v, TILE_WIDEN_I16)
+#if defined(__AVX2__) && !defined(__AVX512F__)
+TILE_INLINE int64_t low_bytes(i32v v) { /* gcc takes bytes out one by one */
+    const __m128i every = _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)v), every);
+    __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)v, 1), every);
+    return _mm_cvtsi128_si64(_mm_unpacklo_epi32(low, high));
+}
+#define TILE_SHRINK_8(v, packed) (packed)low_bytes(v)
+#else
+#define TILE_SHRINK_8 TILE_SHRINK
+#endif
+TILE_NARROW(i8, int8_t, i8v, TILE_WIDEN_I8, TILE_SHRINK_8)
+TILE_NARROW(u8, uint8_t, u8v, TILE_WIDEN_U8, TILE_SHRINK_8)
+TILE_NARROW(i16, int16_t, i16v, TILE_WIDEN_I16, TILE_SHRINK)
 TILE_INLINE i32v narrow_i8(i32v v) { return v << 24 >> 24; }
 TILE_INLINE i32v narrow_u8(i32v v) { return v & 255; }
 TILE_INLINE i32v narrow_i16(i32v v) { return v << 16 >> 16; }
