@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fuser.region import Prediction
 from fuser.unfused import Work
 from tilecore.canonical import canonical
+from tilecore.contract.dtype import DType
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec
 from tilecore.cuda.region import refusal
 from tilecore.predict import Predictor
@@ -18,6 +19,7 @@ from tilecore.target import Target
 
 TIE = 1.1  # predictions closer than this say nothing: fewer nodes are better then
 TIE_OF_ATTENTION = 1.6  # predictions of attention err by that much, on what surrounds its products most of all
+TIE_OF_LEVELS = 1.6  # left alone, levels lose what ONNX Runtime needs around them to sum integers: regions take that
 JITTER = 1.5e-6  # seconds: nor do differences of less
 
 
@@ -50,6 +52,8 @@ class MachineCost:
     def predict(self, spec: Spec, nodes: tuple[Work, ...], sizes: Mapping[str, int]) -> Prediction:
         """Both costs of a region."""
         tie = TIE_OF_ATTENTION if isinstance(spec, AttentionSpec) else TIE
+        if isinstance(spec, ContractionSpec) and spec.acc.dtype is DType.I32:
+            tie = TIE_OF_LEVELS
         return Prediction(self._kernel(canonical(spec)), self.predictor.operators(nodes), sizes, tie)
 
     def accepts(self, prediction: Prediction) -> bool:
