@@ -14,9 +14,10 @@ from fuser.region import Prediction
 from fuser.rewrite import Replacement, rewrite
 from fuser.unfused import Work
 from fuser.worth import CostModel
-from models import bert
+from models import bert, quantized
 from models.graph import GraphWriter
 from runtime.cost import machine_cost
+from tilecore.contract.dtype import DType
 from tilecore.contract.spec import ContractionSpec, Spec
 from tilecore.profile import profile_named
 
@@ -115,3 +116,14 @@ def test_predictions_are_noted_on_the_fused_nodes(tmp_path: Path) -> None:
     (node,) = model.graph
     assert region.predicted is not None
     assert node.metadata_props["tilefuse.predicted"] == region.predicted.text
+
+
+@pytest.mark.parametrize(("depth", "columns"), [(768, 768), (768, 3072), (3072, 768)])
+def test_sums_of_levels_are_not_left_alone(depth: int, columns: int, tmp_path: Path) -> None:
+    """Regions around one would take the operators by which ONNX Runtime knows that it may sum integers."""
+    path = tmp_path / "model.onnx"
+    onnx.save(quantized.linear(depth=depth, columns=columns), path)
+    found = find(load(path), machine_cost(ZEN3, ZEN3.target, fuse_all=False))
+    (region,) = (region for region in found.regions if isinstance(region.spec, ContractionSpec))
+    assert isinstance(region.spec, ContractionSpec)
+    assert region.spec.acc.dtype is DType.I32
