@@ -5,6 +5,7 @@ view, when it is index arithmetic, or when computing it costs little and loads f
 at most twice as many, since rotary tables come with them). Everything else is read.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -130,7 +131,7 @@ class Cuts:
 
     def _is_known(self, value: ir.Value) -> bool:
         shape = self.shapes.shape(value)
-        if shape is None or value.is_graph_input():
+        if shape is None or value.is_graph_input() or is_parameter(value):
             return False
         index = tuple(Var(f"i{axis}", extent=dim) for axis, dim in enumerate(shape))
         try:
@@ -262,6 +263,33 @@ def data_inputs(node: ir.Node) -> list[ir.Value]:
         return [value for value in node.inputs if value is not None]
     positions = {"Concat": range(len(node.inputs)), "Pad": (0, 2), "Trilu": (0, 1)}.get(node.op_type, (0,))
     return [value for i in positions if i < len(node.inputs) and (value := node.inputs[i]) is not None]
+
+
+PARAMETERS: Mapping[str, tuple[int, ...]] = {  # which inputs are scales and zero points
+    "QuantizeLinear": (1, 2),
+    "DequantizeLinear": (1, 2),
+    "QLinearMatMul": (1, 2, 4, 5, 6, 7),
+}
+
+
+def is_parameter(value: ir.Value) -> bool:
+    """Whether a constant is nothing but one scale or zero point, which differ from layer to layer of a model.
+
+    Regions read them when they run, so that layers share a kernel. That nothing is subtracted from a weight is known.
+    """
+    tensor, uses = value.const_value, value.uses()
+    if tensor is None or tensor.size != 1 or not uses:
+        return False
+    if any(index not in PARAMETERS.get(node.op_type, ()) for node, index in uses):
+        return False
+    of_weights = any(source is not None and source.const_value is not None for source in _levels_of(value))
+    return tensor.dtype.is_floating_point() or not of_weights or bool(tensor.numpy().item())
+
+
+def _levels_of(value: ir.Value) -> list[ir.Value | None]:
+    """The tensors that a scale or zero point belongs to, as far as they are inputs of the same node."""
+    first = {index: 0 if index < 3 else 3 for index in PARAMETERS["QLinearMatMul"][:4]}
+    return [node.inputs[first[index]] for node, index in value.uses() if index in first]
 
 
 def is_plumbing(node: ir.Node, shapes: Shapes) -> bool:

@@ -21,6 +21,7 @@ from fuser.scan import scan
 from fuser.shapes import infer
 from fuser.simplify import simplify
 from models.graph import GraphWriter
+from tilecore.canonical import canonical
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.spec import AttentionSpec, ContractionSpec
@@ -152,6 +153,37 @@ def test_a_scale_along_the_sum_is_not_taken_out() -> None:
     specs = [region.spec for region in regions if isinstance(region.spec, ContractionSpec)]
     assert [spec.acc.dtype for spec in specs] == [DType.F32]
     check(model, {"x": RNG.standard_normal((9, 16)).astype(np.float32)}, regions)
+
+
+def test_layers_that_differ_in_scales_alone_share_a_kernel() -> None:
+    graph = Graph()
+    hidden = "x"
+    for scale, zero in ((0.02, 7), (0.03, 0), (0.05, 200)):
+        right = graph.add(
+            "DequantizeLinear",
+            graph.constant(RNG.integers(-128, 128, (16, 16)), np.int8),
+            graph.constant(scale / 3, np.float32),
+            graph.constant(0, np.int8),
+        )
+        product = graph.add("MatMul", graph.coded(hidden, scale, zero), right)
+        hidden = graph.add("Relu", graph.coded(product, 0.04, zero))
+    model = graph.model({"x": (F32, ["S", 16])}, hidden, F32)
+    regions = regions_of(model)
+    specs = [region.spec for region in regions if isinstance(region.spec, ContractionSpec)]
+    assert [spec.acc.dtype for spec in specs] == [DType.I32] * 3
+    assert canonical(specs[0]) == canonical(specs[1])
+    check(model, {"x": RNG.standard_normal((9, 16)).astype(np.float32)}, regions)
+
+
+def test_a_number_that_is_more_than_a_scale_stays_known() -> None:
+    graph = Graph()
+    scale = graph.constant(0.02, np.float32)
+    levels = graph.add("QuantizeLinear", "x", scale, graph.constant(7, np.uint8))
+    real = graph.add("DequantizeLinear", levels, scale, graph.constant(9, np.uint8))
+    model = graph.model({"x": (F32, ["S", 16])}, graph.add("Softmax", graph.add("Mul", real, scale)), F32)
+    (region,) = regions_of(model)
+    assert sorted(len(tensor.shape) for tensor in region.spec.inputs) == [0, 0, 2]
+    check(model, {"x": RNG.standard_normal((9, 16)).astype(np.float32)}, (region,))
 
 
 def _matmul_integer(graph: Graph) -> tuple[str, int]:
