@@ -82,7 +82,7 @@ class _Recorder:
         types = _types(self.model)
         names = [name for name in node.input if name]
         feeds = {
-            name: np.ascontiguousarray(value, helper.tensor_dtype_to_np_dtype(types[name]))
+            name: np.asarray(value, helper.tensor_dtype_to_np_dtype(types[name]), order="C")
             for name, value in zip(names, (value for value in given if value is not None), strict=True)
         }
         key = node.SerializeToString().hex()

@@ -41,7 +41,7 @@ def _run_ort_values(session: InferenceSession, names: Sequence[str], feeds: Mapp
 
 def to_ort(array: Array) -> OrtValue:
     """The array as an OrtValue, which may share its memory."""
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")  # ascontiguousarray gives a number an axis
     if array.dtype == BFLOAT16:
         return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
     return OrtValue.ortvalue_from_numpy(array)

@@ -514,7 +514,7 @@ class _Original:
         for name, value in feeds.items():
             unit = UNIT_ROUNDOFF.get(value.dtype)
             factor = 1.0 if unit is None else 1 + 2 * unit * rng.uniform(-1, 1, value.shape)
-            moved[name] = value if unit is None else (value.astype(np.float64) * factor).astype(value.dtype)
+            moved[name] = value if unit is None else np.asarray(value.astype(np.float64) * factor, value.dtype)
         if has_half(self.model):
             return dict(evaluate(self.model, self.folder, moved, names, mode=Mode.ROUNDED).values)
         return dict(zip(names, self.run(names, moved), strict=True))
@@ -528,7 +528,7 @@ class _Original:
         found = {name: drift_of(value, truth[name].value) for name, value in expected.items() if name in truth}
         rng = np.random.default_rng(0)
         nudged = {
-            name: (value * (1 + NUDGE * rng.uniform(-1, 1, value.shape))).astype(value.dtype)
+            name: np.asarray(value * (1 + NUDGE * rng.uniform(-1, 1, value.shape)), value.dtype)
             if value.dtype == np.float32
             else value
             for name, value in feeds.items()
