@@ -59,7 +59,7 @@ def main() -> None:
 def build(regions: Sequence[Region], profile: HardwareProfile, options: Options, cache: Path) -> tuple[int, int]:
     """Compile and link; (distinct kernels, instruction sets)."""
     targets = targets_for("x86_64" if "x86" in profile.target.name else "aarch64")
-    writer = kernel_writer(replace(options, cache=cache), profile, targets)
+    writer = kernel_writer(replace(options, cache=cache), profile, targets, dump=None, cubins=False)
     distinct = {canonical(region.spec): region.kind for region in regions}
     made = [writer.write(kind, spec) for spec, kind in distinct.items()]
     named = {kernel.name: kernel for kernel in made if not isinstance(kernel, str)}

@@ -40,7 +40,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
 
 def writer(tmp_path: Path, profile: str = "zen3") -> KernelWriter:
     found = profile_named(profile)
-    return kernel_writer(Options(cache=tmp_path / "cache"), found, (found.target,))
+    return kernel_writer(Options(cache=tmp_path / "cache"), found, (found.target,), dump=None, cubins=False)
 
 
 def test_a_kept_kernel_is_the_one_that_was_compiled(tmp_path: Path, spec: Spec, compiled: list[Spec]) -> None:
@@ -92,7 +92,7 @@ def test_who_asks_for_the_stages_gets_them_from_a_full_cache(tmp_path: Path, spe
     writer(tmp_path).write("contraction", spec)
     stages: dict[str, str] = {}
     profile = detect_profile()
-    kernel_writer(Options(cache=tmp_path / "cache"), profile, (profile.target,), stages.__setitem__).write(
-        "contraction", spec
-    )
+    kernel_writer(
+        Options(cache=tmp_path / "cache"), profile, (profile.target,), dump=stages.__setitem__, cubins=False
+    ).write("contraction", spec)
     assert any(name.startswith("30_program") for name in stages)
