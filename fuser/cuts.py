@@ -275,10 +275,11 @@ PARAMETERS: Mapping[str, tuple[int, ...]] = {  # which inputs are scales and zer
 def is_parameter(value: ir.Value) -> bool:
     """Whether a constant is nothing but one scale or zero point, which differ from layer to layer of a model.
 
-    Regions read them when they run, so that layers share a kernel. That nothing is subtracted from a weight is known.
+    Regions read them when they run, so that layers share a kernel. That nothing is subtracted from a weight is known,
+    and so is what has fewer bits than kernels read.
     """
     tensor, uses = value.const_value, value.uses()
-    if tensor is None or tensor.size != 1 or not uses:
+    if tensor is None or tensor.size != 1 or not uses or tensor.dtype.itemsize < 1:
         return False
     if any(index not in PARAMETERS.get(node.op_type, ()) for node, index in uses):
         return False

@@ -472,7 +472,7 @@ def test_bytes_in_flight_are_bounded(tmp_path: Path) -> None:
     request = pb.ModelInferRequest(model_name="slow", id="i" * 900)
     request.inputs.add(name="x", datatype="FP32", shape=[1])
     request.inputs.add(name="steps", datatype="INT64", shape=[])
-    request.raw_input_contents.extend([np.float32(7).tobytes(), np.int64(300).tobytes()])
+    request.raw_input_contents.extend([np.float32(7).tobytes(), np.int64(3000).tobytes()])
     with running(root, plain_loader(tmp_path / "cache"), in_flight_bytes=1000) as (server, stub):
         first = stub.ModelInfer.future(request)
         until(lambda: server.repository.find("slow", "").usage.count == 1)
