@@ -53,6 +53,7 @@ TEXTS_IN_FLIGHT = 32
 TEXT_LENGTHS = (4, 40)  # tokens of a sentence
 BATCHED = "max_batch_size: 32 dynamic_batching { }"
 PADDED = "[padding]\ndim = 'seq'\nbuckets = [8, 16, 24, 32, 40]\nmask = 'attention_mask'\n"
+UNPADDED = "[padding]\ndim = 'seq'\nbuckets = [40]\nmask = 'attention_mask'\nunpad = true\n"
 OURS, CEILING = "ours", "grpcio, bytes"
 
 
@@ -166,18 +167,21 @@ def texts_per_second(url: str, model: str, count: int, in_flight: int) -> tuple[
 
 
 def measure_texts(folder: Path, share: int) -> list[Row]:
-    """Texts of mixed lengths: batched and padded, one at a time in the server, and one at a time in flight."""
+    """Texts of mixed lengths: batched without padding and padded, one at a time in the server, and one in flight."""
     path = folder / "batched" / "1" / "model.onnx"
     path.parent.mkdir(parents=True)
     minilm.build(path)
-    shutil.copytree(folder / "batched", folder / "single")
-    (folder / "batched" / "config.pbtxt").write_text(BATCHED)
-    (folder / "batched" / "tilefuse.toml").write_text(f"threads = 1\noptimize_first = true\n{PADDED}")
+    for name in ("padded", "single"):
+        shutil.copytree(folder / "batched", folder / name)
+    for name, padding in (("batched", UNPADDED), ("padded", PADDED)):
+        (folder / name / "config.pbtxt").write_text(BATCHED)
+        (folder / name / "tilefuse.toml").write_text(f"threads = 1\noptimize_first = true\n{padding}")
     (folder / "single" / "tilefuse.toml").write_text("threads = 1\ninstances = 1\noptimize_first = true\n")
-    process, url = start_server(folder, models=("batched", "single"), prefix=pinned(0, []))
+    process, url = start_server(folder, models=("batched", "padded", "single"), prefix=pinned(0, []))
     os.sched_setaffinity(0, {1})
     cases: dict[str, Callable[[], tuple[float, float, float]]] = {
         "batched": lambda: texts_per_second(url, "batched", 640 // share, TEXTS_IN_FLIGHT),
+        "batched, padded": lambda: texts_per_second(url, "padded", 640 // share, TEXTS_IN_FLIGHT),
         "one by one": lambda: texts_per_second(url, "single", 640 // share, TEXTS_IN_FLIGHT),
         "one in flight": lambda: texts_per_second(url, "single", 320 // share, 1),
     }
@@ -188,7 +192,7 @@ def measure_texts(folder: Path, share: int) -> list[Row]:
         process.wait()
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     found = {name: [statistics.median(one[name][at] for one in turns) for at in range(3)] for name in cases}
-    peers = {name: found[name] for name in ("one by one", "one in flight")}
+    peers = {name: found[name] for name in ("batched, padded", "one by one", "one in flight")}
     case = f"MiniLM, texts of {TEXT_LENGTHS[0]} to {TEXT_LENGTHS[1] - 1} tokens, {TEXTS_IN_FLIGHT} in flight"
     return [
         Row(case, unit, found["batched"][at], {name: values[at] for name, values in peers.items()})

@@ -1,8 +1,9 @@
 """Times a fused model against its original, in turns in one process.
 
 In: both models, inputs (given or generated), threads, seconds. Out: a `BenchResult` of medians and their ratio.
-The original runs as a user would run it, with ONNX Runtime's default optimisations. The sessions take turns of a few
-runs, after a pause in which the other session's threads stop spinning; the first run of a turn is not counted.
+The original runs as a user would run it, with ONNX Runtime's default optimisations. The sessions take turns that are
+long enough to get into their stride, after a pause in which the other session's threads stop spinning; the first run
+of a turn is not counted.
 """
 
 import statistics
@@ -22,7 +23,7 @@ from runtime.session import load
 
 Array = npt.NDArray[Any]
 
-TURN_SECONDS = 0.05
+TURN_SECONDS = 0.3  # long enough for the clock and the threads to get going again after the pause
 PAUSE_SECONDS = 0.02  # the other session's threads spin for a while after its last run
 MINIMUM_TURNS = 3
 WARM_UP_SECONDS = 0.3
