@@ -23,7 +23,7 @@ from runtime.session import load
 
 Array = npt.NDArray[Any]
 
-TURN_SECONDS = 0.3  # long enough for the clock and the threads to get going again after the pause
+TURN_SECONDS = 0.3  # runs soon after the pause are slower on either side; a turn is long against that
 PAUSE_SECONDS = 0.02  # the other session's threads spin for a while after its last run
 MINIMUM_TURNS = 3
 WARM_UP_SECONDS = 0.3
