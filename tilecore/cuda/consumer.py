@@ -7,36 +7,23 @@ last product that reads it is done.
 
 from collections.abc import Sequence
 
-from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, rewrite, substitute, variables
-from tilecore.contract.spec import Place, Tensor
-from tilecore.cuda.elements import (
-    LINE_POSITION,
-    computed,
-    computes_line,
-    fetched_element,
-    fetched_elements,
-    readable,
-    summed,
-)
+from tilecore.contract.expr import Expr
+from tilecore.cuda.elements import summed
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.flight import Flight, readers_of, to_wait_for
-from tilecore.cuda.joins import REDUCTIONS, join_text
-from tilecore.cuda.kernel import WARPGROUP, KernelPlan, Ring, extent_of_axis
+from tilecore.cuda.fragments import GROUP_ROW, Fragments
+from tilecore.cuda.joins import join_text
+from tilecore.cuda.kernel import WARPGROUP, KernelPlan, Ring
 from tilecore.cuda.levels import Levels, before_loop, declarations, levels_in, product_text, values_of_tile
-from tilecore.cuda.masks import inside
 from tilecore.cuda.overlap import Overlap
 from tilecore.cuda.partial import partial_sums
 from tilecore.cuda.products import SHORT, descriptor, own_columns, product_of, wait_for
-from tilecore.cuda.roles import GROUP_ROWS, STEP_BYTES, extents, stored_rectangle
+from tilecore.cuda.roles import GROUP_ROWS, STEP_BYTES, extents
 from tilecore.cuda.slots import Slots, next_tile, spot
-from tilecore.cuda.stores import MEET, exchange, exchanged_tile, staged_store
-from tilecore.cuda.values import HALVES, Values, pointer, stored, unrounded
-from tilecore.cuda.views import in_bounds
+from tilecore.cuda.stores import exchange, exchanged_tile, staged_store
 from tilecore.graph import depth_axes
-from tilecore.ir import Buffer, Copy, CumSum, Fill, For, Gemm, If, Join, Parallel, Reduce, Stmt, Store, statements
+from tilecore.ir import Buffer, Copy, CumSum, Fill, For, Gemm, If, Join, Parallel, Reduce, Stmt, statements
 
-GROUP_ROW = Var("group_row")  # the first row of the warpgroup
 TURN = 1  # named barriers of up to 3 warpgroups that take turns; those of `stores` follow
 
 
@@ -51,9 +38,8 @@ class Consumer:
         self.lines: list[str] = []
         self.flying: list[Flight] = []  # oldest first
         self.at = "slot"  # of the rings inside the loop
-        self.axes: tuple[Var, ...] = ()  # of the parallel loop being written
-        self.partial: tuple[str, ...] = ()  # row sums that the four threads of a row keep apart
         self.slots = Slots(plan)
+        self.work = Fragments(plan, self.names, self._slot, staged_store)
         self.levels = levels_in(plan)
 
     def body(self) -> list[str]:
@@ -75,7 +61,8 @@ class Consumer:
             self.lines.append(f"if (warpgroup == consumers - 1) named_arrive({TURN}, {2 * WARPGROUP});")
         self.lines += self.walk
         outer, self.lines = self.lines, []
-        self._declare()
+        self.lines += self.work.declarations()
+        self.lines += [] if self.levels is None else declarations(self.levels)
         for stmt in self.plan.program.body:
             self._statement(stmt)
         self._drain()
@@ -90,13 +77,6 @@ class Consumer:
             outer.append(f"cluster_wait(done_{number}, joined ^ 1);")
         return outer
 
-    def _declare(self) -> None:
-        self.lines += [f"float {name}[{count}];" for name, count in self.roles.fragments.items()]
-        self.lines += [f"float {name}_part[{self.roles.fragments[name]}];" for name in self.roles.short_sums]
-        self.lines += [f"u32 {name}[{count}];" for name, count in self.roles.packed.items()]
-        self.lines += [] if self.levels is None else declarations(self.levels)
-        self.lines += [f"float {name}[2];" for name in self.roles.statistics]
-
     def _statement(self, stmt: Stmt) -> None:
         span = stmt.span
         if span is not None and not isinstance(stmt, Copy):
@@ -104,31 +84,22 @@ class Consumer:
         match stmt:
             case For():
                 self._drain()
-                self.partial = partial_sums(stmt, self.roles.statistics)
-                others = "lane % 4 != 0" + (" || warpgroup != 0" if self.roles.parts > 1 else "")
-                self.lines += [f"if ({others}) {name}[0] = {name}[1] = 0.0f;" for name in self.partial]
+                self.lines += self.work.opened(partial_sums(stmt, self.roles.statistics))
                 self._loop(stmt) if self.plan.overlap is None else self._overlapped(stmt, self.plan.overlap)
-                for name in self.partial:
-                    self.lines.append(f"join_quads<Sum>({name});")
-                    self._join_parts("Sum", name)
-                self.partial = ()
+                self.lines += self.work.closed()
             case Copy():
                 self._copy(stmt)
             case Gemm():
                 self._gemm(stmt)
             case Fill():
                 self._drain(stmt)
-                self._fill(stmt)
+                self.lines += self.work.fill(stmt)
             case Reduce():
                 self._drain(stmt)
-                self._reduce(stmt)
+                self.lines += self.work.reduce(stmt)
             case Parallel():
-                for store in stmt.body:
-                    if store.guard is not None or store.update:
-                        what = f"T.atomic_{store.update}" if store.update else "a store under an if"
-                        raise CudaError(f"{what} to {store.target.name} has no CUDA form yet")
                 self._drain(stmt)
-                self._parallel(stmt)
+                self.lines += self.work.parallel(stmt)
                 self._wait_for(readers_of(self.flying, self.slots.last_read_by(stmt)))
                 self.lines += self.slots.freed_by([stmt], self.at)
             case CumSum():
@@ -140,7 +111,7 @@ class Consumer:
                         self.lines += join_text(group, number, self.plan.split, self.roles)
             case If() if not stmt.otherwise and not any(isinstance(one, Gemm | For) for one in statements(stmt.then)):
                 self._drain()
-                self.lines.append(f"if ({self._values().text(stmt.condition, guarded=True)}) {{")
+                self.lines.append(f"if ({self.work.values().text(stmt.condition, guarded=True)}) {{")
                 outer, self.lines = self.lines, []
                 for inner in stmt.then:
                     self._statement(inner)
@@ -151,7 +122,7 @@ class Consumer:
     # ---- the loop and its products ----
 
     def _loop(self, loop: For) -> None:
-        values = self._values()
+        values = self.work.values()
         assert loop.var.extent is not None
         var = loop.var.name
         first, last = values.text(loop.start), values.text(loop.var.extent)
@@ -201,7 +172,7 @@ class Consumer:
 
     def _overlapped(self, loop: For, parts: Overlap) -> None:
         """Scores of an iteration, then sums of the one before it; softmax while those are still being taken."""
-        values = self._values()
+        values = self.work.values()
         assert loop.var.extent is not None
         var = loop.var.name
         first, last = values.text(loop.start), values.text(loop.var.extent)
@@ -278,7 +249,7 @@ class Consumer:
         self.lines += product_text(levels, gemm, tile, call, self.slots.freed_by([gemm], *when))
 
     def _level_origin(self, levels: Levels) -> str:
-        return self._values().text(levels.tile.origin[0])
+        return self.work.values().text(levels.tile.origin[0])
 
     def _product(self, gemm: Gemm) -> None:
         product = product_of(gemm, self.roles)
@@ -344,7 +315,7 @@ class Consumer:
         source, target = copy.src.source, copy.dst.source
         if self.levels is not None and target == self.levels.tile.buffer:
             self.lines += values_of_tile(
-                self.levels, self._values().text(self.levels.tile.origin[0]), self.plan.loop.var.name
+                self.levels, self.work.values().text(self.levels.tile.origin[0]), self.plan.loop.var.name
             )
         for ring in self.plan.rings:
             if copy is ring.copies[0]:
@@ -355,231 +326,8 @@ class Consumer:
             return
         self._drain(copy)
         if target.name in self.roles.exchanged:
-            self.lines += exchange(self.plan, source, self._count(source), target)
+            self.lines += exchange(self.plan, source, self.work.count(source), target)
         elif target.name in self.roles.packed:
-            count = self.roles.packed[target.name]
-            pair = f"pair_{target.dtype}({source.name}[2 * x], {source.name}[2 * x + 1])"
-            self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x++) {target.name}[x] = {pair};")
+            self.lines += self.work.packed(source, target)
         else:
-            count = self._count(target)
-            self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x++) {target.name}[x] = {source.name}[x];")
-
-    # ---- warpgroups that share rows ----
-
-    def _join_parts(self, kind: str, name: str) -> None:
-        if self.roles.parts > 1:
-            size = self.roles.parts * GROUP_ROWS * 4
-            self.lines.append(
-                f"join_groups<{kind}, {self.roles.parts}>({name}, row_parts + row_slot * {size}, {MEET});"
-            )
-            self.lines.append("row_slot ^= 1;")
-
-    # ---- work on elements ----
-
-    def _count(self, buffer: Buffer) -> int:
-        return 2 if buffer.name in self.roles.statistics else self.roles.fragments[buffer.name]
-
-    def _fill(self, fill: Fill) -> None:
-        value = self._values().text(fill.value)
-        count = self._count(fill.dst)
-        self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x++) {fill.dst.name}[x] = {value};")
-
-    def _reduce(self, reduce: Reduce) -> None:
-        if reduce.axis != 1 or reduce.dst.name not in self.roles.statistics:
-            raise CudaError(f"a reduction of {reduce.src.name} over axis {reduce.axis}: rows alone are reduced")
-        if reduce.dst.name in self.partial:
-            self.lines.append(f"add_columns({reduce.src.name}, {reduce.dst.name});")
-            return
-        kind = REDUCTIONS[reduce.kind]
-        if self.roles.parts > 1:
-            name = reduce.dst.name
-            self.lines += ["{", "float part[2];", f"reduce_columns<{kind}>({reduce.src.name}, part, true);"]
-            self._join_parts(kind, "part")
-            value = "part[h]" if reduce.clear else f"{kind}::join({name}[h], part[h])"
-            self.lines += [f"TILE_UNROLL for (int h = 0; h < 2; h++) {name}[h] = {value};", "}"]
-            return
-        clear = "true" if reduce.clear else "false"
-        self.lines.append(f"reduce_columns<{kind}>({reduce.src.name}, {reduce.dst.name}, {clear});")
-
-    def _values(self, more: dict[Expr, str] | None = None) -> Values:
-        return Values({**self.names, **(more or {})}, self._element)
-
-    def _element(self, load: Load) -> str | None:
-        if not isinstance(load.source, Buffer):
-            return None
-        name = load.source.name
-        if name in self.roles.fragments:
-            return f"{name}[x]"
-        if name in self.roles.statistics:
-            return f"{name}[x >> 1 & 1]"
-        if name in self.roles.staged or name in self.roles.lines:
-            return fetched_element(load, self.axes, self.roles)
-        raise CudaError(f"{name} is read element by element; only products and row values are")
-
-    def _parallel(self, stmt: Parallel) -> None:
-        self.axes = stmt.axes
-        fetched = fetched_elements(stmt, self.roles, self._where(stmt), self._slot)
-        if fetched:
-            self.lines += ["{", *fetched]
-        if stmt in self.plan.staged_stores:
-            self._staged_store(stmt)
-        else:
-            for store in stmt.body:
-                self._check_indices(stmt, store)
-                if isinstance(store.target, Place):
-                    self._direct_store(stmt, store)
-                elif store.target.name in (*self.roles.packed, *self.roles.lines):
-                    self._computed(stmt, store, store.target)
-                else:
-                    self._elementwise(stmt, store)
-        if fetched:
-            self.lines.append("}")
-
-    def _computed(self, stmt: Parallel, store: Store, target: Buffer) -> None:
-        value, names, positions = self._positions(stmt, unrounded(store.value, target.dtype))
-        values = self._values(names)
-        text = values.text(value)
-        self.lines += computed(target, self.roles, [*positions, *values.lines], text)
-
-    def _check_indices(self, stmt: Parallel, store: Store) -> None:
-        """Fragments are read and written at their own element."""
-        accesses = [(load.source, load.index) for load in loads(store.value) if isinstance(load.source, Buffer)]
-        if isinstance(store.target, Buffer):
-            accesses.append((store.target, store.index))
-        for buffer, index in accesses:
-            fetched = readable(buffer, index, stmt.axes, self.roles)
-            if not (fetched or index == stmt.axes[: len(index)]) or self.roles.sharing(stmt.axes[0]) is None:
-                found = ", ".join(map(str, index))
-                raise CudaError(f"{buffer.name} is indexed by {found}: fragments by their own axes")
-
-    def _elementwise(self, stmt: Parallel, store: Store) -> None:
-        assert isinstance(store.target, Buffer)
-        target = store.target
-        masks = inside(store.value, self._spread(stmt)) if len(stmt.axes) == 2 else None
-        if masks is None:
-            self.lines += self._each(stmt, target, store.value)
-            return
-        needed, plain = masks
-        if any(isinstance(slack, Const) and slack.value < 0 for slack in needed):
-            self.lines += self._each(stmt, target, store.value)
-            return
-        values = self._values()
-        condition = " && ".join(f"{values.text(slack)} >= 0" for slack in needed)
-        self.lines += [f"if ({condition}) {{  // no element of the warpgroup is masked"]
-        self.lines += ["  " + line for line in self._each(stmt, target, plain)]
-        self.lines += ["} else {", *("  " + line for line in self._each(stmt, target, store.value)), "}"]
-
-    def _spread(self, stmt: Parallel) -> dict[Var, tuple[Expr, Expr]]:
-        rows, columns = stmt.axes
-        first = GROUP_ROW if self._on_rows(stmt) else const(0)
-        return {
-            rows: (first + 0, first + (GROUP_ROWS - 1)),
-            columns: (const(0), extent_of_axis(stmt, 1) - 1),
-        }
-
-    def _each(self, stmt: Parallel, target: Buffer, value: Expr) -> list[str]:
-        if isinstance(value, Load) and value.source == target:
-            return []
-        value, names, positions = self._positions(stmt, value)
-        values = self._values(names)
-        text = values.text(value)
-        count = self._count(target)
-        step = "x" if len(stmt.axes) == 2 else "2 * x"  # of a row value, element 2 h stands for half h
-        head = f"TILE_UNROLL for (int y = 0; y < {count}; y++) {{ const int x = {step.replace('x', 'y')};"
-        index = "x" if len(stmt.axes) == 2 else "y"
-        body = (*positions, *values.lines, f"{target.name}[{index}] = {text};")
-        return [head, *("  " + line for line in body), "}"]
-
-    def _positions(self, stmt: Parallel, value: Expr) -> tuple[Expr, dict[Expr, str], list[str]]:
-        """`value`, and row and column of element x; where memory is read, and there alone, clipped to what exists."""
-        where = self._where(stmt)
-        outside = {load for load in loads(value) if isinstance(load.source, Tensor) and not in_bounds(load)}
-        read = {var for load in outside for var in variables(load)}
-        inside_of = {var: Var(f"{var.name}_in") for var in stmt.axes if var in read}
-
-        def clip(node: Expr) -> Expr | None:
-            if not isinstance(node, Load) or node not in outside:
-                return None
-            moved: dict[Expr, Expr] = {**inside_of}
-            return Load(node.source, tuple(substitute(entry, moved) for entry in node.index), node.span)
-
-        clipped = rewrite(value, clip)
-        names: dict[Expr, str] = {}
-        lines: list[str] = []
-        for var, text in zip(stmt.axes, where, strict=False):
-            if var in variables(clipped):
-                lines.append(f"const int {var.name} = {text};")
-                names[var] = var.name
-            if var in inside_of:
-                for limit in self._limits(var):
-                    text = f"min({text}, {self._values().text(limit - 1)})"
-                lines.append(f"const int {inside_of[var].name} = {text};")
-                names[inside_of[var]] = inside_of[var].name
-        return clipped, names, lines
-
-    def _where(self, stmt: Parallel) -> tuple[str, str]:
-        """Row and column of element x."""
-        if computes_line(stmt, self.roles):
-            return LINE_POSITION, ""
-        column = "own_column + (x >> 2) * 8 + (x & 1)"
-        if len(stmt.axes) == 2 and (self.roles.sharing(stmt.axes[0]) or 1) > 1:
-            column += f" + warpgroup * {2 * self._elements(stmt)}"
-        row = "own_row" if self._on_rows(stmt) else "own_row - group_row"
-        return f"{row} + (x >> 1 & 1) * 8", column
-
-    def _on_rows(self, stmt: Parallel) -> bool:
-        """Whether the statement goes over the kernel's rows, and not over others that warpgroups share."""
-        return self.roles.graph.classes[stmt.axes[0]] == self.roles.rows_class
-
-    def _limits(self, var: Var) -> tuple[Expr, ...]:
-        graph = self.roles.graph
-        own = graph.classes[var]
-        limits = [bound.limit for bound in graph.bounds if graph.classes[bound.axis] == own]
-        known = [limit for limit in limits if all(free in self.names for free in variables(limit))]
-        if not known:
-            raise CudaError(f"{var.name} indexes memory with nothing to say how far it goes")
-        return tuple(dict.fromkeys(known))
-
-    # ---- stores ----
-
-    def _direct_store(self, stmt: Parallel, store: Store) -> None:
-        place = store.target
-        assert isinstance(place, Place)
-        value, names, positions = self._positions(stmt, store.value)
-        where = self._where(stmt)
-        free = {var: f"{var.name}_at" for var in stmt.axes}
-        values, places = self._values(names), self._values({**free})
-        text = values.text(value)
-        index = tuple(substitute(position, dict(zip(place.axes, store.index, strict=True))) for position in place.index)
-        guards = [
-            f"{places.text(position)} < {places.text(extent)}"
-            for position, extent in zip(store.index, place.shape, strict=True)
-            if set(stmt.axes) & set(variables(position))
-        ]
-        count = self._elements(stmt)
-        step = 1 if len(stmt.axes) == 2 else 2
-        self.lines.append(f"TILE_UNROLL for (int x = 0; x < {count}; x += {step}) {{")
-        at = [f"const int {free[var]} = {text_at};" for var, text_at in zip(stmt.axes, where, strict=False)]
-        write = f"{pointer(place.tensor)}[{places.offset(place.tensor, index)}] = {stored(place.dtype, text)};"
-        own = "" if len(stmt.axes) == 2 else " && lane % 4 == 0"
-        body = [*at, *positions, *values.lines, *places.lines, f"if ({' && '.join(guards)}{own}) {write}"]
-        self.lines += [*("  " + line for line in body), "}"]
-
-    def _elements(self, stmt: Parallel) -> int:
-        if len(stmt.axes) == 1:
-            return 4
-        extent = extent_of_axis(stmt, 1)
-        assert isinstance(extent, Const)
-        return int(extent.value) // 2 // (self.roles.sharing(stmt.axes[0]) or 1)
-
-    def _staged_store(self, stmt: Parallel) -> None:
-        self._check_indices(stmt, stmt.body[0])
-        found = stored_rectangle(stmt)
-        assert found is not None
-        place, _, origin = found
-        assert place.dtype in HALVES or place.dtype is DType.I16
-        value, names, positions = self._positions(stmt, stmt.body[0].value)
-        values = self._values(names)
-        text = values.text(unrounded(value, place.dtype))
-        starts = [self._values().text(start) for start in origin]
-        self.lines += staged_store(self.plan, stmt, starts, [*positions, *values.lines], text)
+            self.lines += self.work.copied(source, target)

@@ -1,6 +1,6 @@
 """Row plans as CUDA C++: one block of threads per few rows, fetch, compute in registers, store.
 
-Comes in: a `RowPlan`. Goes out: text that needs `tile_sm90.cuh` and nothing else, the same bytes for the same plan.
+Comes in: a `RowPlan`. Goes out: text that needs `tile_sm80.cuh` and nothing else, the same bytes for the same plan.
 """
 
 from tilecore.contract.dtype import DType
@@ -48,7 +48,7 @@ class _Rows:
         return [
             f"// {plan.program.name}: {plan.rows} rows a block, {plan.lanes} threads a row, {plan.chunks} runs of "
             f"{plan.vector} columns each",
-            '#include "tile_sm90.cuh"',
+            '#include "tile_sm80.cuh"',
             "",
             f'extern "C" __global__ void __launch_bounds__({plan.threads}) {name}({", ".join(parameters)}) {{',
             *("  " + line for line in (*scratch, *body)),

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 
 from tilecore.cuda.errors import CudaError
 
-HEADER = Path(__file__).parent.parent / "csrc" / "tile_sm90.cuh"
+FOLDER = Path(__file__).parent.parent / "csrc"
+HEADERS = ("tile_sm80.cuh", "tile_sm90.cuh")  # what kernels include
 NO_CACHE = "--no-cache"  # what NVRTC takes from a cache of its own comes without the report; old ones have none
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--extra-device-vectorization")
 # setmaxnreg ignored; products serialised for registers; products serialised for control flow; a fence put in for us
@@ -46,12 +48,12 @@ class Cubin:
 def build_cubin(source: str, *, arch: str, cache_directory: Path) -> Cubin:
     """The cubin of a kernel's text. CudaError when there is no NVRTC or it refuses, spills or serialises."""
     library = load_nvrtc()
-    header = HEADER.read_text(encoding="utf-8")
+    headers = {name: (FOLDER / name).read_text(encoding="utf-8") for name in HEADERS}
     options = (f"--gpu-architecture={arch}", *OPTIONS)
-    key = hashlib.sha256("\0".join((source, header, version(library), *options)).encode()).hexdigest()[:24]
+    key = hashlib.sha256("\0".join((source, *headers.values(), version(library), *options)).encode()).hexdigest()[:24]
     image, log = cache_directory / f"{key}.cubin", cache_directory / f"{key}.log"
     if not (image.exists() and log.exists()):
-        built, text = _compile(library, source, header, options)
+        built, text = _compile(library, source, headers, options)
         cache_directory.mkdir(parents=True, exist_ok=True)
         for path, data in ((image, built), (log, text.encode())):
             part = path.with_name(f"{path.name}.{os.getpid()}")
@@ -75,10 +77,10 @@ def read_report(log: str) -> Report:
     return Report(max(map(int, registers)), stores + fetches, stack)
 
 
-def _compile(library: Any, source: str, header: str, options: tuple[str, ...]) -> tuple[bytes, str]:
-    program = ctypes.c_void_p()
-    texts, names = (ctypes.c_char_p * 1)(header.encode()), (ctypes.c_char_p * 1)(HEADER.name.encode())
-    status = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 1, texts, names)
+def _compile(library: Any, source: str, headers: Mapping[str, str], options: tuple[str, ...]) -> tuple[bytes, str]:
+    program, count = ctypes.c_void_p(), len(headers)
+    texts, names = ((ctypes.c_char_p * count)(*(one.encode() for one in side)) for side in (headers.values(), headers))
+    status = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", count, texts, names)
     _expect(status, "nvrtcCreateProgram")
     try:
         for tried in ((*options, NO_CACHE), options):

@@ -103,28 +103,29 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What inference decided, by buffer name. `consumers` warpgroups share a tile: every 64 rows of it belong to
-    `parts` of them, and each of those has its part of the columns.
+    """What inference decided, by buffer name. `consumers` warpgroups share a tile: every 64 rows of it (times `strips`)
+    belong to `parts` of them, and each of those has its part of the columns.
     """
 
     program: Program
     graph: TileGraph
     staged: Mapping[str, Staged]
     held: Mapping[str, str]  # staged tiles that are the first columns of another one: its name
-    fragments: Mapping[str, int]  # floats of a thread: columns / 2, of its part
+    fragments: Mapping[str, int]  # floats of a thread: columns / 2, of its part, times strips
     shared: Mapping[str, int]  # fragments over other rows than the kernel's: how many warpgroups share their columns
     exchanged: tuple[str, ...]  # operands that warpgroups write to shared memory for each other
-    packed: Mapping[str, int]  # register operands: words of a thread, columns / 4
+    packed: Mapping[str, int]  # register operands: words of a thread, columns / 4, times strips
     statistics: tuple[str, ...]
     lines: tuple[str, ...]  # of a chunk's steps, which every warp computes for itself
     consumers: int
     parts: int
     rows_class: int
+    strips: int = 1  # of 16 rows that a warp has, one after the other
 
     @property
     def block_rows(self) -> int:
         """Rows of a tile."""
-        return self.consumers // self.parts * GROUP_ROWS
+        return self.consumers // self.parts * GROUP_ROWS * self.strips
 
     def holder(self, buffer: Buffer) -> Buffer:
         """The tile whose shared memory an operand lies in, often its own."""
@@ -168,7 +169,7 @@ class Roles:
     def registers(self) -> int:
         """Registers of a consumer thread that tiles take."""
         short = sum(self.fragments[name] for name in self.short_sums)
-        return sum(self.fragments.values()) + short + sum(self.packed.values()) + 2 * len(self.statistics)
+        return sum(self.fragments.values()) + short + sum(self.packed.values()) + 2 * self.strips * len(self.statistics)
 
 
 def infer_roles(program: Program) -> Roles:

@@ -1,0 +1,281 @@
+// The verbs of kernels for all cards from sm_80 on: element types, fragments, products of single warps, rows. Needs no
+// headers.
+//
+// Fragment of a 64 x N product: a thread of a warpgroup has float d[N / 2]; d[4 * g + 2 * h + e] stands in row
+// 16 * warp + lane / 4 + 8 * h and column 8 * g + 2 * (lane % 4) + e. Where each warp has several strips of 16 rows, one
+// after the other, d[2 * H * g + 2 * h + e] stands in row 16 * strips * warp + lane / 4 + 8 * h, with h below H = 2 * strips.
+#pragma once
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+#define TILE_FN static __device__ __forceinline__
+#define TILE_INF __int_as_float(0x7f800000)
+#define TILE_NAN __int_as_float(0x7fffffff)
+#define TILE_UNROLL _Pragma("unroll")
+
+// ---- shared memory ----
+TILE_FN u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+template <int N>
+TILE_FN void pin(float (&d)[N]) {  // the compiler moves no access of d past this
+  TILE_UNROLL for (int x = 0; x < N; x++) asm volatile("" : "+f"(d[x])::"memory");
+}
+template <int N>
+TILE_FN void pin(u32 (&d)[N]) {
+  TILE_UNROLL for (int x = 0; x < N; x++) asm volatile("" : "+r"(d[x])::"memory");
+}
+
+// ---- element types ----
+TILE_FN float from_bf16(u16 x) { return __int_as_float((u32)x << 16); }
+TILE_FN float from_f16(u16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+TILE_FN u16 to_bf16(float x) {
+  u16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+TILE_FN u16 to_f16(float x) {
+  u16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+TILE_FN u32 pair_bf16(float low, float high) {
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+TILE_FN u32 pair_f16(float low, float high) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+TILE_FN void load_matrices(u32* to, u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+template <int N>
+TILE_FN void fetch_fragment(u32 (&to)[N], u32 tile, u32 chunk_bytes) {  // pairs of a swizzled tile as a fragment has them
+  const u32 lane = threadIdx.x % 32, row = tile + (threadIdx.x % 128 / 32 * 16 + lane % 16) * 128;
+  TILE_UNROLL for (int part = 0; part < N / 4; part++)
+    load_matrices(to + 4 * part, row + part / 4 * chunk_bytes + ((part % 4 * 2 + lane / 16 ^ lane % 8) << 4));
+}
+TILE_FN void load_turned(u32* to, u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+template <int N>
+TILE_FN void fetch_turned(u32 (&to)[N], u32 chunk) {  // the same of 64 columns that are a fragment's rows
+  const u32 lane = threadIdx.x % 32, unit = threadIdx.x % 128 / 32 * 2 + lane / 8 % 2;
+  TILE_UNROLL for (int part = 0; part < N / 4; part++)
+    load_turned(to + 4 * part, chunk + (part * 16 + lane / 16 * 8 + lane % 8) * 128 + ((unit ^ lane % 8) << 4));
+}
+// Elements of lines: one, or two neighbours from an even one on.
+TILE_FN u32 line_word(u32 address) {
+  u32 word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+TILE_FN u16 line_half(u32 address) {
+  u16 half;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(address) : "memory");
+  return half;
+}
+TILE_FN float line_f32(u32 line, int x) { return __int_as_float(line_word(line + 4 * x)); }
+TILE_FN float line_f16(u32 line, int x) { return from_f16(line_half(line + 2 * x)); }
+TILE_FN float line_bf16(u32 line, int x) { return from_bf16(line_half(line + 2 * x)); }
+TILE_FN void line_pair_f32(float* to, u32 line, int x) {
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(line + 4 * x) : "memory");
+}
+TILE_FN void line_pair_f16(float* to, u32 line, int x) {
+  const u32 word = line_word(line + 2 * x);
+  to[0] = from_f16((u16)word), to[1] = from_f16((u16)(word >> 16));
+}
+TILE_FN void line_pair_bf16(float* to, u32 line, int x) {
+  const u32 word = line_word(line + 2 * x);
+  to[0] = __int_as_float(word << 16), to[1] = __int_as_float(word & 0xffff0000u);
+}
+TILE_FN void line_write(u32 line, int x, float y) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(line + 4 * x), "f"(y) : "memory");
+}
+TILE_FN void sum_line(u32 line) {  // running sums of 64 elements, by the warp that has them
+  const u32 lane = threadIdx.x % 32;
+  float pair[2];
+  line_pair_f32(pair, line, 2 * lane);
+  float sum = pair[0] + pair[1];
+  TILE_UNROLL for (u32 step = 1; step < 32; step *= 2) {
+    const float below = __shfl_up_sync(0xffffffff, sum, step);
+    if (lane >= step) sum = below + sum;
+  }
+  const float below = __shfl_up_sync(0xffffffff, sum, 1), before = lane ? below : 0.0f;
+  line_write(line, 2 * lane, before + pair[0]);
+  line_write(line, 2 * lane + 1, sum);
+  __syncwarp();
+}
+
+// ---- products of a warp: 16 rows, 8 columns, 16 deep ----
+#define TILE_WARP_PRODUCT(type)                                                                                      \
+  TILE_FN void warp_product_##type(float* c, const u32* a, u32 b, u32 d) {                                           \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." #type "." #type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "      \
+        "{%0,%1,%2,%3};"                                                                                             \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(d)); \
+  }
+TILE_WARP_PRODUCT(bf16)
+TILE_WARP_PRODUCT(f16)
+
+// ---- scalar operations ----
+TILE_FN float tile_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TILE_FN float tile_exp(float x) { return tile_exp2(x * 1.4426950408889634f); }
+TILE_FN float tile_sigmoid(float x) { return __fdividef(1.0f, 1.0f + tile_exp(-x)); }
+TILE_FN float tile_tanh(float x) {
+  float square = x * x;
+  float small = x * (1.0f + square * (-0.333333333f + square * 0.133333333f));
+  float large = 1.0f - __fdividef(2.0f, 1.0f + tile_exp(2.0f * fminf(fabsf(x), 20.0f)));
+  return x != x ? x : fabsf(x) < 0.06f ? small : copysignf(large, x);
+}
+TILE_FN float tile_max(float x, float y) {  // NaN if either is
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+TILE_FN float tile_min(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+TILE_FN float tile_sign(float x) { return x != x ? x : (float)(x > 0.0f) - (float)(x < 0.0f); }
+TILE_FN int tile_floordiv(int x, int y) {
+  int q = x / y;
+  return q - (int)(q * y != x && ((x < 0) != (y < 0)));
+}
+TILE_FN int tile_mod(int x, int y) { return x - tile_floordiv(x, y) * y; }
+
+// ---- reductions of a fragment over its columns; every thread of a quad gets the result ----
+struct Sum {
+  TILE_FN float join(float x, float y) { return x + y; }
+};
+struct Max {  // NaN if any is
+  TILE_FN float join(float x, float y) { return tile_max(x, y); }
+};
+struct Fmax {
+  TILE_FN float join(float x, float y) { return fmaxf(x, y); }
+};
+struct Min {
+  TILE_FN float join(float x, float y) { return tile_min(x, y); }
+};
+struct Prod {
+  TILE_FN float join(float x, float y) { return x * y; }
+};
+template <class Kind, int H>
+TILE_FN void join_quads(float (&result)[H]) {
+  TILE_UNROLL for (int h = 0; h < H; h++) {
+    result[h] = Kind::join(result[h], __shfl_xor_sync(0xffffffff, result[h], 1));
+    result[h] = Kind::join(result[h], __shfl_xor_sync(0xffffffff, result[h], 2));
+  }
+}
+template <int N, int H>
+TILE_FN void add_columns(const float (&d)[N], float (&result)[H]) {  // each thread its own: join_quads comes later
+  TILE_UNROLL for (int h = 0; h < H; h++) {
+    float even = d[2 * h], odd = d[2 * h + 1];  // two chains
+    TILE_UNROLL for (int g = 1; g < N / (2 * H); g++) even += d[2 * H * g + 2 * h], odd += d[2 * H * g + 2 * h + 1];
+    result[h] += even + odd;
+  }
+}
+template <class Kind, int N, int H>
+TILE_FN void reduce_columns(const float (&d)[N], float (&result)[H], bool clear) {
+  TILE_UNROLL for (int h = 0; h < H; h++) {
+    float even = d[2 * h], odd = d[2 * h + 1];  // two chains
+    TILE_UNROLL for (int g = 1; g < N / (2 * H); g++) {
+      even = Kind::join(even, d[2 * H * g + 2 * h]);
+      odd = Kind::join(odd, d[2 * H * g + 2 * h + 1]);
+    }
+    float all = Kind::join(even, odd);
+    all = Kind::join(all, __shfl_xor_sync(0xffffffff, all, 1));
+    all = Kind::join(all, __shfl_xor_sync(0xffffffff, all, 2));
+    result[h] = clear ? all : Kind::join(result[h], all);
+  }
+}
+
+// ---- rows: runs of elements between device memory and registers, and reductions over the threads of a row ----
+TILE_FN void fetch_words(u32* to, const void* from, int words) {
+  if (words == 4)
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+  else if (words == 2)
+    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+  else
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+}
+template <int Words>
+TILE_FN void fetch_run(u32* to, const void* from) {
+  constexpr int each = Words % 4 == 0 ? 4 : Words % 2 == 0 ? 2 : 1;
+  TILE_UNROLL for (int x = 0; x < Words; x += each) fetch_words(to + x, (const u32*)from + x, each);
+}
+template <int Words>
+TILE_FN void clear_run(u32* to) {
+  TILE_UNROLL for (int x = 0; x < Words; x++) to[x] = 0;
+}
+template <int Words>
+TILE_FN void store_run(void* to, const u32* from) {
+  u32* at = (u32*)to;
+  if constexpr (Words % 4 == 0) {
+    TILE_UNROLL for (int x = 0; x < Words; x += 4)
+      asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at + x), "r"(from[x]), "r"(from[x + 1]),
+                   "r"(from[x + 2]), "r"(from[x + 3]) : "memory");
+  } else if constexpr (Words % 2 == 0) {
+    TILE_UNROLL for (int x = 0; x < Words; x += 2)
+      asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at + x), "r"(from[x]), "r"(from[x + 1]) : "memory");
+  } else {
+    TILE_UNROLL for (int x = 0; x < Words; x++) at[x] = from[x];
+  }
+}
+TILE_FN float element_bf16(const u32* words, int x) {
+  return __int_as_float(x % 2 ? words[x / 2] & 0xffff0000u : words[x / 2] << 16);
+}
+TILE_FN float element_f16(const u32* words, int x) { return from_f16((u16)(words[x / 2] >> (x % 2 * 16))); }
+TILE_FN float element_f32(const u32* words, int x) { return __int_as_float(words[x]); }
+TILE_FN int element_i32(const u32* words, int x) { return (int)words[x]; }
+template <class Kind, int Lanes>
+TILE_FN float reduce_lanes(float x, float* scratch) {  // every thread of the row gets the result
+  TILE_UNROLL for (int step = (Lanes < 32 ? Lanes : 32) / 2; step; step /= 2)
+    x = Kind::join(x, __shfl_xor_sync(0xffffffff, x, step));
+  if constexpr (Lanes > 32) {
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = scratch[0];
+    TILE_UNROLL for (int warp = 1; warp < Lanes / 32; warp++) x = Kind::join(x, scratch[warp]);
+  }
+  return x;
+}
+
+// ---- the order of tiles ----
+// Columns of tiles in groups of `group` rows, so that what one wave reads stays in the L2 cache.
+TILE_FN void grouped_tile(int t, int rows, int columns, int group, int& row, int& column) {
+  int block = t / (group * columns), first = block * group;
+  int height = min(rows - first, group), inside = t - block * group * columns;
+  row = first + inside % height;
+  column = inside / height;
+}
+// Tiles whose work grows or falls with their row: a block takes a long one and the short one that makes up for it, of
+// the same head; where that would leave blocks without work, longest first, there and back again.
+// The block's tile number `turn`: 0 there is none and none comes, 1 found, 2 none this time.
+TILE_FN int balanced_tile(int turn, int block, int blocks, int rows, int heads, int& row, int& head) {
+  int halves = (rows + 1) / 2, pairs = heads * halves;
+  if (pairs >= blocks) {
+    int pair = turn / 2 * blocks + block, place = pair % halves;
+    head = pair / halves;
+    row = turn % 2 ? place : rows - 1 - place;
+    return pair >= pairs ? 0 : turn % 2 && 2 * place == rows - 1 ? 2 : 1;
+  }
+  int t = turn * blocks + (turn % 2 ? blocks - 1 - block : block);
+  row = rows - 1 - t / heads;
+  head = t % heads;
+  return turn * blocks >= rows * heads ? 0 : t >= rows * heads ? 2 : 1;
+}
