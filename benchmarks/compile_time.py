@@ -25,7 +25,8 @@ from runtime.kernels import kernel_writer
 from runtime.machine import machine_profile
 from runtime.options import Options
 from tilecore.canonical import canonical
-from tilecore.link import link_kernels
+from tilecore.compile import Kernel
+from tilecore.link import Objects, link_kernels
 from tilecore.profile import HardwareProfile
 from tilecore.target import targets_for
 from tilecore.toolchain import find_toolchain
@@ -61,9 +62,14 @@ def build(regions: Sequence[Region], profile: HardwareProfile, options: Options,
     targets = targets_for("x86_64" if "x86" in profile.target.name else "aarch64")
     writer = kernel_writer(replace(options, cache=cache), profile, targets, dump=None, cubins=False)
     distinct = {canonical(region.spec): region.kind for region in regions}
-    made = [writer.write(kind, spec) for spec, kind in distinct.items()]
-    named = {kernel.name: kernel for kernel in made if not isinstance(kernel, str)}
-    link_kernels(list(named.values()), targets, find_toolchain(cache / "objects"), host=native.shim_sources())
+    named: dict[str, Kernel] = {}
+    with Objects(lambda: find_toolchain(cache / "objects")) as objects:
+        for spec, kind in distinct.items():
+            kernel = writer.write(kind, spec)
+            if isinstance(kernel, Kernel):
+                named[kernel.name] = kernel
+                objects.start_kernel(kernel, targets)
+        link_kernels(list(named.values()), targets, objects, host=native.shim_sources())
     return len(named), len(targets)
 
 

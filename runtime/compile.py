@@ -51,7 +51,7 @@ from tilecore.compile import HEADERS, Dump, Kernel
 from tilecore.contract.spec import Spec
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.nvrtc import load_nvrtc
-from tilecore.link import link_kernels
+from tilecore.link import Objects, link_kernels
 from tilecore.profile import HardwareProfile
 from tilecore.target import Target, targets_for
 from tilecore.toolchain import BuildError, KernelBuildError, Source, find_toolchain
@@ -173,12 +173,13 @@ def optimize(
     broken: dict[Key, str] = {}
 
     def build(without: frozenset[Key]) -> Build:
-        built = replace(_build(model, output, options, progress, kernels, broken, without), inputs=inputs)
+        built = _build(model, output, options, progress, kernels, broken, without, objects)
         progress("comparing with the original")
-        return built
+        return replace(built, inputs=inputs)
 
     try:
-        built, suspects = repair(build) if verify else (build(frozenset()), ())
+        with Objects(lambda: find_toolchain(options.cache / "objects", options.compiler)) as objects:
+            built, suspects = repair(build) if verify else (build(frozenset()), ())
         progress("writing")
         _write(built.rewritten.model, built.library, output)
         suspects = (*suspects, *(Suspect(key, problem) for key, problem in broken.items()))
@@ -237,10 +238,19 @@ def _build(
     kernels: dict[Spec, Kernel | str],
     broken: dict[Key, str],
     without: frozenset[Key],
+    objects: Objects,
 ) -> Build:
-    """The model without some regions and those that are `broken`: the compiler refuses their kernels."""
+    """The model without some regions and those that are `broken`: the compiler refuses their kernels.
+
+    The C compiler starts on every kernel as soon as it is written.
+    """
+    targets = _targets(options)
+
+    def start(kernel: Kernel) -> None:
+        objects.start_kernel(kernel, targets)
+
     while True:
-        fused = fuse(model, options, progress, kernels, without | frozenset(broken))
+        fused = fuse(model, options, progress, kernels, without | frozenset(broken), start=start)
         progress("rewriting the graph")
         rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
         named = {part.kernel.name: part.kernel for part in fused.parts}
@@ -248,7 +258,7 @@ def _build(
         progress(f"compiling {len(named)} kernels")
         try:
             kept = fused.fused_before > 0
-            library = _library_of(model) if kept else _link([named[name] for name in sorted(named)], options)
+            library = _library_of(model) if kept else _link([named[n] for n in sorted(named)], targets, objects)
         except KernelBuildError as error:  # a fault of ours in one kernel: the others still serve
             refused = {rewritten.aliases.get(name, name): problem for name, problem in error.problems.items()}
             broken |= {part.outputs: refused[part.kernel.name] for part in fused.parts if part.kernel.name in refused}
@@ -301,12 +311,13 @@ def fuse(
     watch: Dump | None = None,
     *,
     cubins: bool = True,
+    start: Callable[[Kernel], None] | None = None,
 ) -> Fused:
     """Scan the model and write its kernels: what every command does first.
 
     `kernels` keeps what was compiled for the next time, `without` are regions to leave out, `watch` sees what is
-    dumped. Kernels for NVIDIA cards, if `options` ask for them, are built unless `cubins` is off. LoadError for a bad
-    model.
+    dumped, `start` every kernel when it has been written. Kernels for NVIDIA cards, if `options` ask for them, are
+    built unless `cubins` is off. LoadError for a bad model.
     """
     dump = _dump(options, watch)
     progress("reading the model")
@@ -334,7 +345,9 @@ def fuse(
         progress(f"writing kernels: region {number} of {len(regions)}")
         spec = canonical(region.spec)
         if spec not in kernels:
-            kernels[spec] = writer.write(region.kind, spec)
+            kernels[spec] = written = writer.write(region.kind, spec)
+            if start is not None and isinstance(written, Kernel):
+                start(written)
         kernel = kernels[spec]
         if isinstance(kernel, Kernel):
             inputs, outputs = (tuple(value.name or "" for value in side) for side in (region.inputs, region.outputs))
@@ -421,14 +434,13 @@ def _renamed(kernel: Kernel, name: str) -> Kernel:
     )
 
 
-def _link(kernels: Sequence[Kernel], options: Options) -> Path:
-    toolchain = find_toolchain(options.cache / "objects", options.compiler)
+def _link(kernels: Sequence[Kernel], targets: tuple[Target, ...], objects: Objects) -> Path:
     cards = {kernel.name: kernel.cards for kernel in kernels if kernel.cards is not None}
     texts = {one.symbol: one.source for one in cards.values()}
     sources = [Source(texts[symbol], include=(HEADERS,)) for symbol in sorted(texts)]
     symbols = {name: one.symbol for name, one in cards.items()}
     host = (*native.shim_sources(), *sources)
-    return link_kernels(kernels, _targets(options), toolchain, cards=symbols, host=host)
+    return link_kernels(kernels, targets, objects, cards=symbols, host=host)
 
 
 def _write(model: ir.Model, library: Path, output: Path) -> None:

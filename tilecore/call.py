@@ -12,7 +12,7 @@ import numpy as np
 
 from tilecore.compile import HEADERS, Kernel
 from tilecore.contract.spec import outputs_of
-from tilecore.link import Linkable, link_kernels
+from tilecore.link import Linkable, Objects, link_kernels
 from tilecore.target import Target
 from tilecore.toolchain import Source, Toolchain
 
@@ -199,13 +199,15 @@ def load_kernel(kernel: Kernel, target: Target, toolchain: Toolchain) -> Compile
 def load_kernels(kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> list[CompiledKernel]:
     """Build kernels of distinct names as one library and load it, in their order."""
     timer = Source((HEADERS / "tile_time.c").read_text(), ("-pthread",), (HEADERS,))
-    natives = _natives(kernels, link_kernels(kernels, [target], toolchain, host=[timer]))
+    with Objects(lambda: toolchain) as objects:
+        natives = _natives(kernels, link_kernels(kernels, [target], objects, host=[timer]))
     return [CompiledKernel(kernel, native) for kernel, native in zip(kernels, natives, strict=True)]
 
 
 def load_native(kernel: Linkable, target: Target, toolchain: Toolchain) -> Native:
     """The table of a kernel with C text for `target`, in this process. BuildError when the compiler refuses it."""
-    return _natives([kernel], link_kernels([kernel], [target], toolchain))[0]
+    with Objects(lambda: toolchain) as objects:
+        return _natives([kernel], link_kernels([kernel], [target], objects))[0]
 
 
 def _natives(kernels: Sequence[Linkable], path: Path) -> list[Native]:

@@ -25,7 +25,7 @@ from tilecore.emit_expr import (
     unrounded,
 )
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
-from tilecore.emit_product import kind_of, product_text
+from tilecore.emit_product import kind_of, product_function, product_text
 from tilecore.emit_stream import emit_stream
 from tilecore.graph import split_affine
 from tilecore.loops import (
@@ -275,8 +275,9 @@ class _Kernel(Expressions):
             return f"{memory_name(part.memory)} + {self.scalar(part.offset)}"
 
         a, b, c = mma.a, mma.b, mma.c
+        function = product_function(kind_of(mma), self.program.tile, self.target)
         self.line(
-            f"{kind_of(mma).function}({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, "
+            f"{function}({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, "
             f"{operand(b)}, {self.scalar(b.row)}, {operand(c)}, {self.scalar(c.row)}, "
             f"{self.scalar(mma.rows)}, {self.scalar(mma.columns)}, {self.scalar(mma.depth)}, {int(mma.clear)});"
             f"{_where(mma.span)}"

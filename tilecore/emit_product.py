@@ -2,13 +2,18 @@
 
 Full tiles first; the last rows go in two even tiles rather than a full one and a sliver; one or two rows alone take
 wider tiles, because there each row of B is read for little work and many must be in flight.
+
+Compiling that takes longer than the rest of a kernel, and it is the same for every kernel whose text does not ask for a
+register tile of its own. Products of floats are therefore units that the kernels of a library share: these call them by
+name, and linking adds what is called.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.panel import PANEL
+from tilecore.infer import choose_register_tile
 from tilecore.loops import Mma
 from tilecore.target import RegisterTile, Target
 
@@ -24,6 +29,14 @@ class ProductKind:
     types: tuple[str, str, str]
     stamp: str
     tile: str  # name of a stamped tile, before its shape
+
+
+@dataclass(frozen=True, slots=True)
+class SharedUnit:
+    """A translation unit that defines one function, for the kernels that call it."""
+
+    function: str
+    text: str
 
 
 KINDS: dict[tuple[DType, DType, DType, bool], ProductKind] = {  # by the types of a, b and c in memory, and b's pairs
@@ -62,11 +75,41 @@ def kind_of(mma: Mma) -> ProductKind:
     return KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype, mma.b.pairs]
 
 
+def product_function(kind: ProductKind, tile: RegisterTile, target: Target) -> str:
+    """The C name of the product of that kind: the library's, if kernels share it, else the kernel's own."""
+    if not kind.stamp.startswith("TILE_MMA(") or tile != choose_register_tile(target):
+        return kind.function
+    return f"tile_{kind.function}_{target.name.replace('-', '_')}"
+
+
+def shared_units(texts: Iterable[str], target: Target) -> tuple[SharedUnit, ...]:
+    """The units with what is shared among kernels and called in `texts`."""
+    tile = choose_register_tile(target)
+    shared = {product_function(kind, tile, target): kind for kind in KINDS.values()}
+    return tuple(
+        SharedUnit(name, _unit_text(replace(kind, function=name), tile, target))
+        for name, kind in shared.items()
+        if name != kind.function and any(f"{name}(" in text for text in texts)
+    )
+
+
+def _unit_text(kind: ProductKind, tile: RegisterTile, target: Target) -> str:
+    head = (f"/* Products for {target.name} that kernels share. */", '#include "tile_cpu.h"')
+    return "\n".join((*head, *_product(kind, tile, target, linkage=""))) + "\n"
+
+
 def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[str]:
-    """C lines that define `product(a, lda, step, b, panel, c, ldc, rows, columns, depth, clear)` of that kind.
+    """C lines that give `product(a, lda, step, b, panel, c, ldc, rows, columns, depth, clear)` of that kind.
 
     Sums of integers have a second form for processors with an instruction for them, chosen when it runs.
     """
+    function = product_function(kind, tile, target)
+    if function != kind.function:
+        a, b, c = kind.types
+        return [
+            f"void {function}(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b, int64_t panel,",
+            f"    {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear);",
+        ]
     if not target.fused_dot or not kind.stamp.startswith("TILE_DOT("):
         return _product(kind, tile, target)
     plain = replace(kind, function=f"{kind.function}_plain")
@@ -90,7 +133,7 @@ def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[
     ]
 
 
-def _product(kind: ProductKind, tile: RegisterTile, target: Target) -> list[str]:
+def _product(kind: ProductKind, tile: RegisterTile, target: Target, *, linkage: str = "static ") -> list[str]:
     small = target.smallest_vectors
     widths = {rows: tuple(dict.fromkeys((tile.vectors, small))) for rows in range(1, tile.rows + 1)}
     widths |= {rows: tuple(dict.fromkeys((_widest(rows, target), tile.vectors, small))) for rows in WIDE_ROWS}
@@ -98,8 +141,12 @@ def _product(kind: ProductKind, tile: RegisterTile, target: Target) -> list[str]
     stamped = [kind.stamp.format(rows=rows, vectors=vectors) for rows, vectors in shapes]
     if target.amx and kind.types[0] == "uint16_t":
         rows = replace(kind, function=f"{kind.function}_rows")
-        return [*stamped, *_function(rows, tile, widths, target), f"TILE_AMX_PRODUCT({kind.function}, {rows.function})"]
-    return [*stamped, *_function(kind, tile, widths, target)]
+        return [
+            *stamped,
+            *_function(rows, tile, widths, target, linkage),
+            f"TILE_AMX_PRODUCT({kind.function}, {rows.function})",
+        ]
+    return [*stamped, *_function(kind, tile, widths, target, linkage)]
 
 
 def _widest(rows: int, target: Target) -> int:
@@ -107,9 +154,9 @@ def _widest(rows: int, target: Target) -> int:
     return max(v for v in range(step, 4 * PANEL // target.lanes + 1, step) if target.fits(RegisterTile(rows, v)))
 
 
-def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Target) -> Iterator[str]:
+def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Target, linkage: str) -> Iterator[str]:
     a, b, c = kind.types
-    yield f"static void {kind.function}(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b,"
+    yield f"{linkage}void {kind.function}(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b,"
     yield f"                    int64_t panel, {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns,"
     yield "                    int64_t depth, int clear) {"
     yield "    const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL;"

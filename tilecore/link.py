@@ -1,17 +1,22 @@
 """Linking: kernels and a host's objects → one shared library with a variant per instruction set.
 
+Objects are built by threads in the background, and may be started as soon as their text is known: what writes kernels
+and the C compiler then work at the same time.
+
 The generated `library.c` is the table of `tile_kernel.h`; whoever hosts the kernels (the custom-op shim, the Python
 callable) adds its own sources.
 """
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 from tilecore.compile import HEADERS
 from tilecore.emit_host import kernel_symbol
+from tilecore.emit_product import shared_units
 from tilecore.target import Target
 from tilecore.toolchain import BrokenToolchainError, BuildError, KernelBuildError, Source, Toolchain
 
@@ -30,14 +35,48 @@ class Linkable(Protocol):
         ...
 
 
+class Objects:
+    """Objects in the making: each source is built once, in the order of asking. Leaving it drops what has not begun."""
+
+    def __init__(self, toolchain: Callable[[], Toolchain], workers: int = 2) -> None:
+        self.toolchain = toolchain  # asked for when something is to be built: BuildError if there is none
+        self._pool = ThreadPoolExecutor(workers)
+        self._begun: dict[Source, Future[Path]] = {}
+
+    def __enter__(self) -> "Objects":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def start(self, source: Source) -> Future[Path]:
+        """The object of `source`, or what was wrong, when it is there."""
+        if source not in self._begun:
+            self._begun[source] = self._pool.submit(lambda: self.toolchain().object(source))
+        return self._begun[source]
+
+    def start_kernel(self, kernel: Linkable, targets: Sequence[Target]) -> list[tuple[Target, Future[Path]]]:
+        """The objects of a kernel's own texts; those of what it shares with others are begun too, before them."""
+        rows = [target for target in targets if target.name in kernel.sources]
+        for target in rows:
+            self.start_shared([kernel], target)
+        return [(t, self.start(Source(kernel.sources[t.name], t.flags, (HEADERS,)))) for t in rows]
+
+    def start_shared(self, kernels: Sequence[Linkable], target: Target) -> list[Future[Path]]:
+        """The objects of what `kernels` share on one target."""
+        units = shared_units([k.sources[target.name] for k in kernels if target.name in k.sources], target)
+        return [self.start(Source(unit.text, target.flags, (HEADERS,))) for unit in units]
+
+
 def link_kernels(
     kernels: Sequence[Linkable],
     targets: Sequence[Target],
-    toolchain: Toolchain,
+    objects: Objects,
     *,
     cards: Mapping[str, str] | None = None,
     host: Sequence[Source] = (),
-    workers: int = 2,
 ) -> Path:
     """The library of `kernels` (distinct names) for `targets`, with the `host`; built at most once per content.
 
@@ -45,29 +84,26 @@ def link_kernels(
 
     KernelBuildError names every kernel that the compiler refuses; BrokenToolchainError says why nothing can be built.
     """
+    toolchain = objects.toolchain()
     targets = [target for target in targets if not kernels or any(target.name in kernel.sources for kernel in kernels)]
+    begun = [(kernel, *one) for kernel in kernels for one in objects.start_kernel(kernel, targets)]
+    table = Source(library_source(kernels, targets, cards), include=(HEADERS,))
+    others = [
+        *chain.from_iterable(objects.start_shared(kernels, target) for target in targets),
+        *map(objects.start, (table, *host)),
+    ]
+    built: list[Path] = []
     problems: dict[str, str] = {}
-
-    def build(job: tuple[Target, Linkable]) -> Path | None:
-        target, kernel = job
+    for kernel, target, made in begun:
         try:
-            return toolchain.object(Source(kernel.sources[target.name], target.flags, (HEADERS,)))
+            built.append(made.result())
         except BrokenToolchainError:
             raise
         except BuildError as error:
             problems[kernel.name] = f"{target.name}: {error}"
-            return None
-
-    with ThreadPoolExecutor(workers) as pool:
-        jobs = [(target, kernel) for target, kernel in product(targets, kernels) if target.name in kernel.sources]
-        objects = pool.map(build, jobs)
-        others = pool.map(
-            toolchain.object, [Source(library_source(kernels, targets, cards), include=(HEADERS,)), *host]
-        )
-        built = [*objects, *others]
     if problems:
         raise KernelBuildError(problems)
-    return toolchain.library([path for path in built if path is not None])
+    return toolchain.library([*built, *(made.result() for made in others)])
 
 
 def library_source(

@@ -1,45 +1,9 @@
-/* FusedGolden_cd76b720ba48: attention for x86-64-v3 */
+/* FusedGolden_561c6640d795: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
-TILE_MMA(1, 6, mma_, f32, float)
-TILE_MMA(1, 2, mma_, f32, float)
-TILE_MMA(2, 4, mma_, f32, float)
-TILE_MMA(2, 2, mma_, f32, float)
-TILE_MMA(3, 2, mma_, f32, float)
-TILE_MMA(4, 2, mma_, f32, float)
-TILE_MMA(5, 2, mma_, f32, float)
-TILE_MMA(6, 2, mma_, f32, float)
-static void product(const float* restrict a, int64_t lda, int64_t step, const float* restrict b,
-                    int64_t panel, float* restrict c, int64_t ldc, int64_t rows, int64_t columns,
-                    int64_t depth, int clear) {
-    const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL;
-    int64_t p = 0;
-    if (rows == 1) {
-        for (; p + 3 <= panels; p += 3) TILE_CALL(mma_1x6, 0);
-        for (; p + 1 <= panels; p += 1) TILE_CALL(mma_1x2, 0);
-        return;
-    }
-    if (rows == 2) {
-        for (; p + 2 <= panels; p += 2) TILE_CALL(mma_2x4, 0);
-        for (; p + 1 <= panels; p += 1) TILE_CALL(mma_2x2, 0);
-        return;
-    }
-    for (; p + 1 <= panels; p += 1) {
-        for (int64_t i = 0, r; i < rows; i += r) {
-            r = TILE_ROWS(rows - i, 6);
-            switch (r) {
-            case 6: TILE_CALL(mma_6x2, i); break;
-            case 5: TILE_CALL(mma_5x2, i); break;
-            case 4: TILE_CALL(mma_4x2, i); break;
-            case 3: TILE_CALL(mma_3x2, i); break;
-            case 2: TILE_CALL(mma_2x2, i); break;
-            case 1: TILE_CALL(mma_1x2, i); break;
-            default: break;
-            }
-        }
-    }
-}
+void tile_product_x86_64_v3(const float* restrict a, int64_t lda, int64_t step, const float* restrict b, int64_t panel,
+    float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear);
 static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,
                 void* scratch, int64_t* copied, int64_t begin, int64_t end) {
     (void)symbols;
@@ -144,7 +108,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             const int64_t t49 = t36 + t46;
             const int64_t t50 = t49 + 24;
             const int64_t t51 = min_i64(t48, t50);
-            product(s_q + 0, 64, 1, s_k + t45, 1024, s_s + 0, 32, t14, t51, 64, 1); // attention.py:50
+            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t45, 1024, s_s + 0, 32, t14, t51, 64, 1); // attention.py:50
             for (int64_t row_52 = 0; row_52 < t14; row_52 += 1) {
                 f32v acc53 = splat_f32(-INFINITY);
                 f32v acc54 = splat_f32(-INFINITY);
@@ -266,7 +230,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                     }
                 }
             }
-            product(s_s + 0, 32, 1, s_v + t45, 512, s_o + 0, 64, t14, 64, t51, 0); // attention.py:62
+            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t45, 512, s_o + 0, 64, t14, 64, t51, 0); // attention.py:62
         }
         const int64_t t140 = t17 * 128;
         const int64_t t141 = t140 + t19;
@@ -337,7 +301,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_cd76b720ba48_x86_64_v3 = {
-    "FusedGolden_cd76b720ba48", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_561c6640d795_x86_64_v3 = {
+    "FusedGolden_561c6640d795", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

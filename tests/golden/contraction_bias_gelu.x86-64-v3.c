@@ -1,45 +1,9 @@
-/* FusedGolden_f93bea90a108: matmul for x86-64-v3 */
+/* FusedGolden_23a674ce4faa: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
-TILE_MMA(1, 6, mma_, f32, float)
-TILE_MMA(1, 2, mma_, f32, float)
-TILE_MMA(2, 4, mma_, f32, float)
-TILE_MMA(2, 2, mma_, f32, float)
-TILE_MMA(3, 2, mma_, f32, float)
-TILE_MMA(4, 2, mma_, f32, float)
-TILE_MMA(5, 2, mma_, f32, float)
-TILE_MMA(6, 2, mma_, f32, float)
-static void product(const float* restrict a, int64_t lda, int64_t step, const float* restrict b,
-                    int64_t panel, float* restrict c, int64_t ldc, int64_t rows, int64_t columns,
-                    int64_t depth, int clear) {
-    const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL;
-    int64_t p = 0;
-    if (rows == 1) {
-        for (; p + 3 <= panels; p += 3) TILE_CALL(mma_1x6, 0);
-        for (; p + 1 <= panels; p += 1) TILE_CALL(mma_1x2, 0);
-        return;
-    }
-    if (rows == 2) {
-        for (; p + 2 <= panels; p += 2) TILE_CALL(mma_2x4, 0);
-        for (; p + 1 <= panels; p += 1) TILE_CALL(mma_2x2, 0);
-        return;
-    }
-    for (; p + 1 <= panels; p += 1) {
-        for (int64_t i = 0, r; i < rows; i += r) {
-            r = TILE_ROWS(rows - i, 6);
-            switch (r) {
-            case 6: TILE_CALL(mma_6x2, i); break;
-            case 5: TILE_CALL(mma_5x2, i); break;
-            case 4: TILE_CALL(mma_4x2, i); break;
-            case 3: TILE_CALL(mma_3x2, i); break;
-            case 2: TILE_CALL(mma_2x2, i); break;
-            case 1: TILE_CALL(mma_1x2, i); break;
-            default: break;
-            }
-        }
-    }
-}
+void tile_product_x86_64_v3(const float* restrict a, int64_t lda, int64_t step, const float* restrict b, int64_t panel,
+    float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear);
 static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,
                 void* scratch, int64_t* copied, int64_t begin, int64_t end) {
     (void)symbols;
@@ -69,7 +33,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
         const int64_t t12 = m_3 * -24;
         const int64_t t13 = n0 + t12;
         const int64_t t14 = min_i64(24, t13);
-        product(input0 + t8, 64, 1, input1 + t11, 1024, s_c + 0, 48, t14, 48, 64, 1); // matmul.py:36
+        tile_product_x86_64_v3(input0 + t8, 64, 1, input1 + t11, 1024, s_c + 0, 48, t14, 48, 64, 1); // matmul.py:36
         const int64_t t19 = n_4 * 48;
         const int64_t t27 = m_3 * 1152;
         const int64_t t28 = t27 + t19;
@@ -137,7 +101,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_f93bea90a108_x86_64_v3 = {
-    "FusedGolden_f93bea90a108", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_23a674ce4faa_x86_64_v3 = {
+    "FusedGolden_23a674ce4faa", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

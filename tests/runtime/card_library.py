@@ -9,7 +9,7 @@ from tilecore.canonical import canonical
 from tilecore.compile import HEADERS, compile_spec
 from tilecore.contract.spec import Spec
 from tilecore.cuda.region import CudaRegion, compile_region
-from tilecore.link import link_kernels
+from tilecore.link import Objects, link_kernels
 from tilecore.profile import detect_profile
 from tilecore.target import targets_for
 from tilecore.toolchain import Source, find_toolchain
@@ -31,6 +31,6 @@ def make_library(spec: Spec, cache: Path) -> Made:
     host = compile_spec(canonical(spec, constants=False), label="Region", profile=profile, targets=(target,))
     region = compile_region(canonical(spec), label="Region", cache_directory=cache / "cubins")
     sources = (*native.shim_sources(), Source(region.source, include=(HEADERS,)))
-    toolchain = find_toolchain(cache / "objects")
-    path = link_kernels([host], (target,), toolchain, cards={host.name: region.symbol}, host=sources)
+    with Objects(lambda: find_toolchain(cache / "objects")) as objects:
+        path = link_kernels([host], (target,), objects, cards={host.name: region.symbol}, host=sources)
     return Made(path, host.name, region)

@@ -16,6 +16,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.panel import pack
 from tilecore.contract.spec import outputs_of
+from tilecore.emit_product import shared_units
 from tilecore.link import library_source
 from tilecore.profile import profile_named
 from tilecore.target import Target
@@ -76,6 +77,7 @@ def build(
 ) -> Path:
     """The program of these kernels. CalledProcessError when the compiler refuses any."""
     sources = {one.kernel.name: one.kernel.sources[target.name] for one in kernels}
+    sources |= {unit.function: unit.text for unit in shared_units(sources.values(), target)}
     sources["library"] = library_source([one.kernel for one in kernels], [target])
     sources["main"] = (Path(__file__).parent / "standalone.c").read_text()
 

@@ -1,4 +1,5 @@
-"""Random tile programs as machine code against the interpreter; `--programs N` runs more than the suite's few.
+"""Random tile programs as machine code against the interpreter; `--programs N` runs more than the suite's few, from
+the seed that `--first-program` names.
 
 Many programs share one translation unit, so that each costs little: names of a program's own get its number.
 """
@@ -19,6 +20,7 @@ from tilecore.contract.expr import const
 from tilecore.emit_c import emit_c
 from tilecore.emit_expr import EmitError
 from tilecore.emit_host import Signature, symbol_order
+from tilecore.emit_product import shared_units
 from tilecore.errors import TileError
 from tilecore.infer import InferenceError, infer
 from tilecore.interpret import interpret
@@ -84,21 +86,23 @@ def run(emitted: Emitted, library: ctypes.CDLL) -> dict[str, np.ndarray]:
     return {tensor.name: array for tensor, array in zip(program.outputs, outputs, strict=True)}
 
 
-def batches(count: int, target: Target) -> Iterator[tuple[list[Emitted], int]]:
+def batches(seeds: range, target: Target) -> Iterator[tuple[list[Emitted], int]]:
     """Programs in batches, and how many of each batch's seeds were refused."""
-    for first in range(0, count, BATCH):
-        found: list[Emitted] = []
-        for seed in range(first, min(first + BATCH, count)):
+    for first in range(0, len(seeds), BATCH):
+        batch, found = seeds[first : first + BATCH], list[Emitted]()
+        for seed in batch:
             try:
                 found.append(emit(random_program(seed), target))
             except REFUSED:
                 continue
-        yield found, min(BATCH, count - first) - len(found)
+        yield found, len(batch) - len(found)
 
 
 def check(batch: list[Emitted], toolchain: Toolchain, target: Target) -> list[str]:
     text = "\n".join(emitted.text for emitted in batch)
-    library = ctypes.CDLL(str(toolchain.library([toolchain.object(Source(text, target.flags, (HEADERS,)))])))
+    texts = [text, *(unit.text for unit in shared_units([text], target))]
+    objects = [toolchain.object(Source(text, target.flags, (HEADERS,))) for text in texts]
+    library = ctypes.CDLL(str(toolchain.library(objects)))
     wrong: list[str] = []
     for emitted in batch:
         got, want = run(emitted, library), interpret(emitted.made.program, emitted.made.arrays)
@@ -111,11 +115,11 @@ def check(batch: list[Emitted], toolchain: Toolchain, target: Target) -> list[st
 
 @pytest.mark.timeout(7200)
 def test_random_programs_compute_what_the_interpreter_does(object_cache: Path, request: pytest.FixtureRequest) -> None:
-    count, target = int(str(request.config.getoption("--programs"))), detect_target()
-    toolchain, refused, wrong = find_toolchain(object_cache), 0, list[str]()
-    for batch, left_out in batches(count, target):
+    count, first = (int(str(request.config.getoption(name))) for name in ("--programs", "--first-program"))
+    target, toolchain, refused, wrong = detect_target(), find_toolchain(object_cache), 0, list[str]()
+    for batch, left_out in batches(range(first, first + count), target):
         refused += left_out
         wrong += check(batch, toolchain, target)
-    print(f"{count} programs, {refused} refused, {len(wrong)} wrong")
+    print(f"{count} programs from {first}, {refused} refused, {len(wrong)} wrong")
     assert not wrong, wrong
     assert refused < count // 10

@@ -1,16 +1,21 @@
 """What building does when the machine is against it: one clear error each, and nothing left behind."""
 
+import ctypes
 import resource
 import stat
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tilecore.link import Objects, link_kernels
+from tilecore.target import target_named
 from tilecore.toolchain import BrokenToolchainError, BuildError, Source, Toolchain, find_compiler, find_toolchain
 
 SOURCE = "int answer(void) { return 42; }\n"
+ROW = target_named("x86-64-v3")
 
 
 def script(folder: Path, text: str) -> Path:
@@ -114,3 +119,36 @@ def test_processes_that_build_the_same_at_once_agree(tmp_path: Path) -> None:
     paths = {out for out, _ in results}
     assert len(paths) == 1
     assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".o", ".o", ".so"]
+
+
+@dataclass(frozen=True)
+class Calling:
+    """As much of a kernel as linking reads: its table, and a call of what kernels share."""
+
+    name: str
+    sources: dict[str, str]
+
+
+def calling(name: str) -> Calling:
+    table = f"const int tile_kernel_{name}_x86_64_v3 = 1;"
+    return Calling(name, {ROW.name: f"void tile_product_x86_64_v3(void);\n{table}\nvoid call_{name}(void) "
+                                    "{ tile_product_x86_64_v3(); }\n"})  # fmt: skip
+
+
+@pytest.mark.cpu
+def test_kernels_share_a_product_that_is_built_once(tmp_path: Path) -> None:
+    toolchain, kernels = find_toolchain(tmp_path), [calling("first"), calling("second")]
+    with Objects(lambda: toolchain) as objects:
+        for kernel in kernels:
+            objects.start_kernel(kernel, [ROW])  # as soon as it is written
+        library = link_kernels(kernels, [ROW], objects)
+    assert len(list(tmp_path.glob("*.o"))) == 4, "two kernels, what they share, and the table"
+    assert hasattr(ctypes.CDLL(str(library)), "tile_generated_library")
+
+
+def test_nothing_is_looked_for_before_something_is_built() -> None:
+    def missing() -> Toolchain:
+        raise BuildError("no C compiler")
+
+    with Objects(missing) as objects, pytest.raises(BuildError, match="no C compiler"):
+        link_kernels([], [ROW], objects)
