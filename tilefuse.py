@@ -28,7 +28,7 @@ from runtime.server.serve import serve as run_server
 from runtime.server.transport import TransportOptions
 from runtime.verify import Verdict
 
-Target = Literal["cpu", "cuda"]
+Target = Literal["cpu", "cuda", "cuda-sm80"]
 
 __all__ = ["Client", "Report", "Verdict", "connect", "explain", "jit", "load", "optimize", "serve", "verify"]
 
@@ -48,7 +48,8 @@ def optimize(
 
     With `verify`, the fused model is compared with the original first, on `inputs` or on generated ones. A region whose
     kernel is wrong is then left out and stands in the report's `faults`; with `save_repro`, a folder there shows the
-    fault. With the target "cuda", the library has kernels for NVIDIA Hopper cards, too (README, limits).
+    fault. With the target "cuda", the library has kernels for NVIDIA Hopper cards, too, with "cuda-sm80" ones for cards
+    of compute capability 8.x (README, limits).
     `unpad` names the input [batch, length] that is 0 at padding: what the model computes for each token by itself is
     then computed for the tokens only, and outputs [batch, length, …] are 0 at the padding. With `precision` "bf16",
     operands of contractions and attention are rounded to bfloat16; sums, norms and softmax stay float32.

@@ -35,9 +35,9 @@ from fuser.unpad import UnpadError, unpad
 from runtime import native
 from runtime.cost import CardCost, machine_cost
 from runtime.inputs import InputError
-from runtime.kernels import kernel_writer
+from runtime.kernels import card_profile, kernel_writer
 from runtime.machine import machine_profile
-from runtime.options import Options
+from runtime.options import CARDS, Options
 from runtime.page.assemble import finish, sketch
 from runtime.repair import Key, RepairError, Suspect, repair
 from runtime.report import FaultReport, MissReport, RegionReport, Report
@@ -333,7 +333,7 @@ def fuse(
     profile, targets = machine_profile(options), _targets(options)
     writer = kernel_writer(options, profile, targets, dump=dump, cubins=cubins)
     cost = machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all)
-    found = find(model, CardCost() if options.cuda else cost)
+    found = find(model, CardCost(card_profile(options)) if options.cuda else cost)
     model, regions, misses = found.model, found.regions, found.misses
     if options.precision == BF16:
         regions = _narrowed(model, regions, found.shapes, options.target)
@@ -405,9 +405,10 @@ def _targets(options: Options) -> tuple[Target, ...]:
         return rows
     chosen = tuple(target for target in rows if target.name == options.target)
     if not chosen:
-        names = ", ".join(target.name for target in rows)
+        names = (target.name for target in rows)
         raise CompileError(
-            f"TILEFUSE_TARGET is {options.target!r}; on this machine it can be cpu (all of them), cuda, {names}"
+            f"TILEFUSE_TARGET is {options.target!r}; on this machine it can be cpu (all of them), "
+            f"{', '.join((*CARDS, *names))}"
         )
     return chosen
 

@@ -12,6 +12,7 @@ from fuser.unfused import Work
 from tilecore.canonical import canonical
 from tilecore.contract.dtype import DType
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec
+from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.region import refusal
 from tilecore.predict import Predictor
 from tilecore.profile import HardwareProfile
@@ -68,18 +69,19 @@ class MachineCost:
 
 @dataclass(slots=True)
 class CardCost:
-    """Decisions for NVIDIA cards: a region is fused if there is a kernel for it, else ONNX Runtime's own run its nodes.
+    """Decisions for an NVIDIA card: a region is fused if it has a kernel there, else ONNX Runtime's own run its nodes.
 
     A kernel for the processor alone would have everything around it copied there and back.
     """
 
+    card: GpuProfile
     _refused: dict[Spec, str | None] = field(default_factory=dict[Spec, str | None])
 
     def refuses(self, spec: Spec) -> str | None:
         """Why there is no CUDA kernel."""
         key = canonical(spec)
         if key not in self._refused:
-            self._refused[key] = refusal(key)
+            self._refused[key] = refusal(key, self.card)
         why = self._refused[key]
         return None if why is None else f"no kernel for NVIDIA cards: {why}"
 

@@ -20,6 +20,7 @@ from tilecore.canonical import canonical
 from tilecore.compile import PLACEHOLDER, Dump, Kernel, compile_spec, kernel_name, prepare
 from tilecore.contract.spec import Spec
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.profile import A100, H100, GpuProfile
 from tilecore.cuda.region import compile_region
 from tilecore.emit_expr import EmitError
 from tilecore.errors import TileError
@@ -46,6 +47,7 @@ class KernelWriter:
     use: Path | None = None
     unpacked: bool = False
     cubins: Path | None = None  # where cubins are kept, if kernels for NVIDIA cards are to be built too
+    card: GpuProfile = H100  # that those are for
 
     def write(self, kind: str, spec: Spec) -> Kernel | str:
         """The kernel of a region of `kind`, or why the backend has none: that region then stays as it was."""
@@ -53,7 +55,8 @@ class KernelWriter:
         if self.cubins is None or isinstance(kernel, str):
             return kernel
         try:
-            cards = compile_region(spec, label=f"Fused{LABELS[kind]}", cache_directory=self.cubins, dump=self.dump)
+            label = f"Fused{LABELS[kind]}"
+            cards = compile_region(spec, label=label, cache_directory=self.cubins, profile=self.card, dump=self.dump)
         except CudaError as error:
             return f"no kernel for NVIDIA cards: {error}"
         return replace(kernel, cards=cards)
@@ -92,6 +95,11 @@ class KernelWriter:
         return replace(kernel, sources={**kernel.sources, **edited})
 
 
+def card_profile(options: Options) -> GpuProfile:
+    """The card that kernels are chosen for."""
+    return A100 if options.target == "cuda-sm80" else H100
+
+
 def kernel_writer(
     options: Options, profile: HardwareProfile, targets: tuple[Target, ...], *, dump: Dump | None, cubins: bool
 ) -> KernelWriter:
@@ -105,6 +113,7 @@ def kernel_writer(
         options.use,
         unpacked=options.cuda,
         cubins=options.cache / "cubins" if options.cuda and cubins else None,
+        card=card_profile(options),
     )
 
 

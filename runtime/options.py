@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+CARDS = ("cuda", "cuda-sm80")  # NVIDIA cards: Hopper (sm_90a), and Ampere and Ada (sm_80)
+
 
 class OptionsError(Exception):
     """A `TILEFUSE_*` variable holds something that cannot be used; the message says which and what it expects."""
@@ -37,14 +39,14 @@ class Options:
     precision: str = "f32"
     """What operands of contractions are rounded to: f32 or bf16; a choice of the command line, too."""
     target: str = "cpu"
-    """What to generate code for (`TILEFUSE_TARGET`): cpu, an instruction set of it, or cuda for both."""
+    """What to generate code for (`TILEFUSE_TARGET`): cpu, an instruction set of it, or one of `CARDS` for both."""
     profile: str | None = None
     """A row of the table of machines to make kernels for (`TILEFUSE_PROFILE`); None is this machine."""
 
     @property
     def cuda(self) -> bool:
         """Whether to make kernels for NVIDIA cards, too."""
-        return self.target == "cuda"
+        return self.target in CARDS
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> "Options":

@@ -62,8 +62,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead
 Inputs = Annotated[Path | None, typer.Option("--inputs", metavar="FILE.npz", help="Inputs by name; else generated.")]
 FuseAll = Annotated[bool, typer.Option("--all", help="Fuse also where no gain is predicted.")]
 TargetChoice = Annotated[
-    Literal["cpu", "cuda"] | None,
-    typer.Option("--target", help="cuda: kernels for NVIDIA Hopper cards too; what has none is left to ONNX Runtime."),
+    Literal["cpu", "cuda", "cuda-sm80"] | None,
+    typer.Option(
+        "--target",
+        help="Kernels for NVIDIA cards too; what has none is left to ONNX Runtime. cuda: Hopper, cuda-sm80: Ampere.",
+    ),
 ]
 Unpad = Annotated[
     str | None,

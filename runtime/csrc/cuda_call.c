@@ -103,13 +103,14 @@ static OrtStatus* check_device(const session* of, const tile_cuda_kernel* cuda, 
     int minor = 0;
     CU_TRY(of, cuDeviceGetAttribute(&major, CU_CAPABILITY_MAJOR, device));
     CU_TRY(of, cuDeviceGetAttribute(&minor, CU_CAPABILITY_MINOR, device));
-    if (major == cuda->major && minor == cuda->minor) return NULL;
+    if (major == cuda->major && (cuda->exact ? minor == cuda->minor : minor >= cuda->minor)) return NULL;
     char name[NAME_BYTES] = "this card";
     CU_TRY(of, cuDeviceGetName(name, sizeof name, device));
     return tile_refuse(of->api, ORT_FAIL, of->op,
-                       "built for %s, which is compute capability %d.%d; %s has %d.%d. Leave CUDAExecutionProvider out, "
-                       "or open the model without its library",
-                       cuda->arch, (int)cuda->major, (int)cuda->minor, name, major, minor);
+                       "built for %s, which is compute capability %d.%d; %s has %d.%d. Build it with --target %s, leave "
+                       "CUDAExecutionProvider out, or open the model without its library",
+                       cuda->arch, (int)cuda->major, (int)cuda->minor, name, major, minor,
+                       major == 8 ? "cuda-sm80" : "cuda");
 }
 
 static OrtStatus* measure_room(const session* of, const tile_cuda_launch* launch, cu_device device, entry* out) {
@@ -134,6 +135,14 @@ static OrtStatus* measure_room(const session* of, const tile_cuda_launch* launch
 
 static OrtStatus* load_entry(const session* of, const tile_cuda_launch* launch, cu_device device, entry* out) {
     cu_module module = NULL;
+    int room = 0;
+    CU_TRY(of, cuDeviceGetAttribute(&room, CU_SHARED_BYTES, device));
+    if (launch->shared_bytes > (uint32_t)room) {
+        return tile_refuse(of->api, ORT_FAIL, of->op,
+                           "takes %u bytes of shared memory, and this card has %d for a block. Leave "
+                           "CUDAExecutionProvider out, or open the model without its library",
+                           (unsigned)launch->shared_bytes, room);
+    }
     CU_TRY(of, cuModuleLoadData(&module, launch->image));
     CU_TRY(of, cuModuleGetFunction(&out->function, module, launch->entry));
     CU_TRY(of, cuFuncSetAttribute(out->function, CU_MAX_DYNAMIC_SHARED, (int)launch->shared_bytes));

@@ -42,6 +42,7 @@ enum {
     CU_PROCESSORS = 16,       /* of a device */
     CU_CAPABILITY_MAJOR = 75,
     CU_CAPABILITY_MINOR = 76,
+    CU_SHARED_BYTES = 97, /* that one block may have */
     CU_MAX_DYNAMIC_SHARED = 8, /* of a function */
     CU_WIDE_CLUSTER = 14,
     CU_CLUSTER_SHAPE = 4,      /* of a launch */

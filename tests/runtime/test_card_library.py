@@ -155,7 +155,8 @@ def test_computed_operands_go_through_scratch(rotated: card_library.Made, fake: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"driver": {"fake_major": 8}}, "built for sm_90a, which is compute capability 9.0; Imaginary has 8.0. Leave"),
+        ({"driver": {"fake_major": 8}}, "built for sm_90a, which is compute capability 9.0; Imaginary has 8.0. Build"),
+        ({"driver": {"fake_room": 1024}}, "takes "),
         ({"driver": {"fake_failing": 700}}, "cuLaunchKernel failed: an illegal memory access was encountered (700)"),
         ({"inputs": [[X + 8, 10, [5, 1032]], *product_inputs()[1:]]}, "tensor 0 starts at 0x1000008; kernels on cards"),
         ({"inputs": [[X, 10, [5, 1031]], *product_inputs()[1:]]}, "input 0, dim 1: expected 1032, found 1031"),

@@ -48,8 +48,9 @@ typedef struct tile_cuda_launch {
 
 typedef struct tile_cuda_kernel {
     const char* arch; /* that the cubins are for, such as "sm_90a" */
-    int32_t major;    /* compute capability of the cards that run them: exactly this one */
+    int32_t major;    /* compute capability of the cards that run them */
     int32_t minor;
+    int32_t exact; /* whether a card must have this minor number; else that or a higher one */
     int32_t n_launches;
     int32_t n_scratch;
     const tile_cuda_launch* launches;

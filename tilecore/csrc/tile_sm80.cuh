@@ -116,16 +116,6 @@ TILE_FN void sum_line(u32 line) {  // running sums of 64 elements, by the warp t
   __syncwarp();
 }
 
-// ---- products of a warp: 16 rows, 8 columns, 16 deep ----
-#define TILE_WARP_PRODUCT(type)                                                                                      \
-  TILE_FN void warp_product_##type(float* c, const u32* a, u32 b, u32 d) {                                           \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." #type "." #type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "      \
-        "{%0,%1,%2,%3};"                                                                                             \
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(d)); \
-  }
-TILE_WARP_PRODUCT(bf16)
-TILE_WARP_PRODUCT(f16)
-
 // ---- scalar operations ----
 TILE_FN float tile_exp2(float x) {
   float y;
@@ -253,6 +243,132 @@ TILE_FN float reduce_lanes(float x, float* scratch) {  // every thread of the ro
     TILE_UNROLL for (int warp = 1; warp < Lanes / 32; warp++) x = Kind::join(x, scratch[warp]);
   }
   return x;
+}
+
+// ---- products of a warp: 16 rows, 8 columns, 16 deep ----
+#define TILE_WARP_PRODUCT(type)                                                                                      \
+  TILE_FN void warp_product_##type(float* c, const u32* a, u32 b, u32 d) {                                           \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." #type "." #type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "      \
+        "{%0,%1,%2,%3};"                                                                                             \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(d)); \
+  }
+TILE_WARP_PRODUCT(bf16)
+TILE_WARP_PRODUCT(f16)
+struct Bf16 {
+  TILE_FN void product(float* c, const u32* a, u32 b, u32 d) { warp_product_bf16(c, a, b, d); }
+};
+struct F16 {
+  TILE_FN void product(float* c, const u32* a, u32 b, u32 d) { warp_product_f16(c, a, b, d); }
+};
+// Operands lie in chunks of 64 elements (128 bytes) along their contiguous axis; units of 16 bytes are XORed with their
+// row, so that 8 rows of a matrix are in different banks. A `minor` operand is not contiguous along the depth.
+TILE_FN u32 unit_address(u32 tile, int chunk_bytes, int row, int element) {  // of the unit that an element begins
+  return tile + element / 64 * chunk_bytes + row * 128 + ((element / 8 % 8 ^ row % 8) << 4);
+}
+template <bool Minor>
+TILE_FN void fetch_left(u32* to, u32 tile, int chunk_bytes, int row, int depth) {  // 16 rows, 16 deep
+  const int lane = threadIdx.x % 32;
+  if constexpr (Minor)
+    load_turned(to, unit_address(tile, chunk_bytes, depth + lane / 16 * 8 + lane % 8, row + lane / 8 % 2 * 8));
+  else
+    load_matrices(to, unit_address(tile, chunk_bytes, row + lane % 16, depth + lane / 16 * 8));
+}
+template <bool Minor>
+TILE_FN void fetch_right(u32* to, u32 tile, int chunk_bytes, int column, int depth) {  // 16 columns, 16 deep
+  const int lane = threadIdx.x % 32;
+  if constexpr (Minor)
+    load_turned(to, unit_address(tile, chunk_bytes, depth + lane / 8 % 2 * 8 + lane % 8, column + lane / 16 * 8));
+  else
+    load_matrices(to, unit_address(tile, chunk_bytes, column + lane / 16 * 8 + lane % 8, depth + lane / 8 % 2 * 8));
+}
+// d += left * right, 16 deep, of a warp's strips of 16 rows; `left` has four words per strip.
+template <class Kind, int Strips, bool Minor, int N>
+TILE_FN void multiply(float (&d)[N], const u32 (&left)[4 * Strips], u32 right, int chunk_bytes, int depth) {
+  TILE_UNROLL for (int pair = 0; pair < N / (8 * Strips); pair++) {
+    u32 b[4];
+    fetch_right<Minor>(b, right, chunk_bytes, 16 * pair, depth);
+    TILE_UNROLL for (int strip = 0; strip < Strips; strip++) {
+      float* at = d + 8 * Strips * pair + 4 * strip;
+      Kind::product(at, left + 4 * strip, b[0], b[1]);
+      Kind::product(at + 4 * Strips, left + 4 * strip, b[2], b[3]);
+    }
+  }
+}
+// Words of a fragment packed in pairs: the left operand 16 * x deep.
+template <int Strips, int N>
+TILE_FN void packed_left(u32 (&to)[4 * Strips], const u32 (&from)[N], int x) {
+  TILE_UNROLL for (int strip = 0; strip < Strips; strip++)
+    TILE_UNROLL for (int y = 0; y < 4; y++)
+      to[4 * strip + y] = from[4 * Strips * x + y / 2 * 2 * Strips + 2 * strip + y % 2];
+}
+
+// ---- copies from device memory to shared memory, 8 elements of 16 bits at a time ----
+TILE_FN u32 own_thread() {  // told anew every time: what follows from it is computed again, and not kept in registers
+  u32 thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
+TILE_FN void copy_unit(u32 to, const u16* from, int elements) {  // from an address that 16 bytes divide
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(2 * elements)
+               : "memory");
+}
+TILE_FN void unit_write(u32 to, const u32* words) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3]) : "memory");
+}
+TILE_FN void unit_read(u32* words, u32 from) {
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(from) : "memory");
+}
+TILE_FN void pair_write(u32 to, u32 pair) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair) : "memory"); }
+TILE_FN void gather_unit(u32 to, const u16* from, int elements) {  // each element by itself
+  u32 words[4];
+  TILE_UNROLL for (int x = 0; x < 4; x++) {
+    const u32 low = 2 * x < elements ? from[2 * x] : 0, high = 2 * x + 1 < elements ? from[2 * x + 1] : 0;
+    words[x] = low | high << 16;
+  }
+  unit_write(to, words);
+}
+// A tile of `Rows` rows and chunks of 64 elements by all threads, from row `row` and element `column` of a tensor that
+// has `height` and `width` of them: what is beyond is 0. Rows of the tensor are `pitch` elements apart.
+template <int Rows, int Chunks, int Threads>
+TILE_FN void copy_tile(u32 to, const u16* from, i64 pitch, int row, int height, int column, int width) {
+  constexpr int step = Threads / 8;
+  const int thread = own_thread(), first = thread / 8, own = thread % 8 * 8;
+  to = unit_address(to, 0, first, own);
+  from += first * pitch + own;
+  TILE_UNROLL for (int chunk = 0; chunk < Chunks; chunk++) {
+    const int exist = max(0, min(8, width - column - own - 64 * chunk));
+    TILE_UNROLL for (int y = 0; y < Rows; y += step) {
+      if (Rows % step != 0 && first + y >= Rows) break;
+      const int elements = (u32)(row + first + y) < (u32)height ? exist : 0;
+      const u32 at = to + (chunk * Rows + y) * 128;
+      copy_unit(at, from + 64 * chunk + y * pitch, elements);
+    }
+  }
+}
+// The same where rows are no units of 16 bytes.
+template <int Rows, int Chunks, int Threads>
+TILE_FN void gather_tile(u32 to, const u16* from, i64 pitch, int row, int height, int column, int width) {
+  _Pragma("unroll 1") for (int unit = threadIdx.x; unit < Rows * Chunks * 8; unit += Threads) {
+    const int y = unit / 8 % Rows, own = unit / (8 * Rows) * 64 + unit % 8 * 8;
+    const int elements = (u32)(row + y) < (u32)height ? width - column - own : 0;
+    gather_unit(unit_address(to, 128 * Rows, y, own), from + y * pitch + own, elements);
+  }
+}
+TILE_FN void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Groups>
+TILE_FN void copies_wait() {  // until all but the last groups are there: of this thread's copies
+  asm volatile("cp.async.wait_group %0;" ::"n"(Groups) : "memory");
+}
+// A warp's strips of 64 columns go to memory by way of its own shared memory, in units of 16 bytes.
+TILE_FN void stage_pair(u32 at, int row, int column, u32 pair) {
+  pair_write(unit_address(at, 0, row, column) + column % 8 * 2, pair);
+}
+TILE_FN void store_staged(void* to, u32 at, int row, int column) {
+  u32 words[4];
+  unit_read(words, unit_address(at, 0, row, column));
+  store_run<4>(to, words);
 }
 
 // ---- the order of tiles ----

@@ -14,6 +14,7 @@ from tilecore.compile import Dump
 from tilecore.contract.spec import AttentionSpec, ScanSpec, Spec, Tensor, check
 from tilecore.cuda.emit_cuda import emit_cuda
 from tilecore.cuda.emit_rows import emit_rows
+from tilecore.cuda.emit_warps import emit_warps
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan, plan_kernel
 from tilecore.cuda.linear import linear_kernel
@@ -25,6 +26,8 @@ from tilecore.cuda.row_plan import RowPlan, plan_rows
 from tilecore.cuda.scales import keep_scale
 from tilecore.cuda.values import RESERVED
 from tilecore.cuda.views import inline_views
+from tilecore.cuda.warp_choices import warp_choices
+from tilecore.cuda.warps import plan_warps
 from tilecore.library import kernel_for
 from tilecore.printer import print_program
 from tilecore.trace import trace
@@ -113,7 +116,7 @@ def candidates(
     rows: int | None = None,
 ) -> tuple[Choice, ...]:  # fmt: skip
     """What recommendation says, best first; `config` and `stages` overrule it, `rows` are as for `choices`."""
-    found = tuple(choices(spec, profile, rows=rows))
+    found = tuple((choices if profile.warpgroups else warp_choices)(spec, profile, rows=rows))
     if config is not None:
         found = (Choice(dict(config), found[0].stages, "given"),)
     return found if stages is None else tuple(replace(choice, stages=stages) for choice in found)
@@ -158,9 +161,13 @@ def generate_tiles(
     program = keep_scale(inline_views(program))
     verify(program)
     if has_products(program):
-        roles = infer_roles(program)
-        plan = plan_kernel(roles, profile, stages=choice.stages, overlap=choice.overlap, blocks=choice.blocks)
-        text = emit_cuda(plan, PLACEHOLDER)
+        roles = infer_roles(program, strips=choice.strips)
+        if profile.warpgroups:
+            plan = plan_kernel(roles, profile, stages=choice.stages, overlap=choice.overlap, blocks=choice.blocks)
+            text = emit_cuda(plan, PLACEHOLDER)
+        else:
+            plan = plan_warps(roles, profile, stages=choice.stages, blocks=choice.blocks)
+            text = emit_warps(plan, PLACEHOLDER)
     else:
         plan = plan_rows(program, profile, threads=choice.threads)
         text = emit_rows(plan, PLACEHOLDER)

@@ -12,7 +12,7 @@ MAP_TYPES = {
 }  # CU_TENSOR_MAP_DATA_TYPE_*  # fmt: skip
 SWIZZLES, PROMOTE_256 = {32: 1, 64: 2, 128: 3}, 3  # by the bytes of a box along its last dim
 MAX_DYNAMIC_SHARED, WIDE_CLUSTER = 8, 14  # attributes of a function
-PROCESSORS = 16  # an attribute of a device
+PROCESSORS, MAJOR, MINOR, SHARED_BYTES = 16, 75, 76, 97  # attributes of a device
 CLUSTER_SHAPE = 4  # an attribute of a launch
 PORTABLE_CLUSTER = 8  # blocks that any card's clusters may have
 
@@ -99,10 +99,31 @@ def clusters(function: ctypes.c_void_p, cluster: int, threads: int, shared_bytes
 
 def processors(device: int) -> int:
     """Multiprocessors of a device."""
-    handle, count = ctypes.c_int(), ctypes.c_int()
+    return _attribute(device, PROCESSORS)
+
+
+def capability(device: int) -> tuple[int, int]:
+    """The compute capability of a device."""
+    return _attribute(device, MAJOR), _attribute(device, MINOR)
+
+
+def shared_bytes(device: int) -> int:
+    """Shared memory that one block may have."""
+    return _attribute(device, SHARED_BYTES)
+
+
+def runs_on(arch: str, found: tuple[int, int]) -> bool:
+    """Whether cubins for `arch` run on a card: those for sm_90a on 9.0 alone, those for sm_80 on 8.0 and later 8.x."""
+    number = int(arch.removeprefix("sm_").rstrip("a"))
+    major, minor = divmod(number, 10)
+    return found == (major, minor) if arch.endswith("a") else found[0] == major and found[1] >= minor
+
+
+def _attribute(device: int, which: int) -> int:
+    handle, value = ctypes.c_int(), ctypes.c_int()
     call("cuDeviceGet", ctypes.byref(handle), device)
-    call("cuDeviceGetAttribute", ctypes.byref(count), PROCESSORS, handle)
-    return count.value
+    call("cuDeviceGetAttribute", ctypes.byref(value), which, handle)
+    return value.value
 
 
 def swizzle_of(dtype: DType, box: tuple[int, ...], *, swizzled: bool) -> int:

@@ -26,13 +26,13 @@ def emit_cuda(plan: KernelPlan, name: str) -> str:
     lines += ['#include "tile_sm90.cuh"', "", *product_functions(plan), ""]
     cluster = f" __cluster_dims__({plan.cluster}, 1, 1)" if plan.cluster > 1 else ""
     lines.append(f'extern "C" __global__ void{cluster} __launch_bounds__({plan.threads}, {plan.blocks})')
-    lines.append(f"{name}({', '.join(_parameters(plan))}) {{")
-    lines += _indented([*_layout(plan), *_barriers(plan), *_tiles(plan, names)])
+    lines.append(f"{name}({', '.join(parameters(plan))}) {{")
+    lines += indented([*_layout(plan), *_barriers(plan), *tiles_of(plan, names)])
     names |= {axis: axis.name for axis in program.grid}
     if plan.split.axis is not None:
         lines.append(f"  const int {plan.split.axis.name} = blockIdx.x % {plan.cluster};")
-    lines += _indented(["if (warpgroup == consumers) {  // producer", *_indented(_producer(plan, names)), "} else {"])
-    lines += _indented(_indented(Consumer(plan, names, _walk(plan, names)).body()))
+    lines += indented(["if (warpgroup == consumers) {  // producer", *indented(_producer(plan, names)), "} else {"])
+    lines += indented(indented(Consumer(plan, names, walk(plan, names)).body()))
     lines += ["  }", "}", ""]
     return "\n".join(lines)
 
@@ -40,8 +40,10 @@ def emit_cuda(plan: KernelPlan, name: str) -> str:
 def describe(plan: KernelPlan) -> list[str]:
     """What was decided, in words."""
     roles = plan.roles
+    warps, strips = plan.threads // 32, f", {roles.strips} strips of 16 rows each" if roles.strips > 1 else ""
+    who = f"{roles.consumers} consumer warpgroups, {plan.producer_threads} producer threads"
     lines = [
-        f"{plan.program.name}: {roles.consumers} consumer warpgroups, {plan.producer_threads} producer threads, "
+        f"{plan.program.name}: {who if plan.profile.warpgroups else f'{warps} warps{strips}'}, "
         f"{plan.shared_bytes} bytes of shared memory{', balanced' if plan.balanced else ''}"
     ]
     for ring in plan.rings:
@@ -55,11 +57,13 @@ def describe(plan: KernelPlan) -> list[str]:
     return lines
 
 
-def _indented(lines: list[str]) -> list[str]:
+def indented(lines: list[str]) -> list[str]:
+    """A block's lines."""
     return ["  " + line if line else line for line in lines]
 
 
-def _parameters(plan: KernelPlan) -> Iterator[str]:
+def parameters(plan: KernelPlan) -> Iterator[str]:
+    """Tensor maps, pointers and extents, as the launcher passes them."""
     written = set(plan.program.outputs)
     yield from (f"const __grid_constant__ TensorMap {one.name}" for one in plan.maps)
     for tensor in plan.pointers:
@@ -117,8 +121,9 @@ def _barriers(plan: KernelPlan) -> list[str]:
     return [*lines, "}", "barriers_ready();", *(["cluster_ready();"] if plan.cluster > 1 else [])]
 
 
-def _tiles(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
-    values = Values(names, _no_element)
+def tiles_of(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
+    """How many tiles there are."""
+    values = Values(names, no_element)
     grid = plan.tile_axes
     if not 1 <= len(grid) <= 3:
         raise CudaError(f"{plan.program.name} has {len(grid)} grid axes; CUDA kernels have 1 to 3")
@@ -132,7 +137,7 @@ def _extent(axis: Var) -> Expr:
     return axis.extent
 
 
-def _walk(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
+def walk(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
     """The head of the loop over tiles: which tile is it?"""
     grid = [axis.name for axis in plan.tile_axes]
     own = f" / {plan.cluster}" if plan.cluster > 1 else ""
@@ -181,27 +186,27 @@ def _producer(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
         lines.append(f"registers_lower<{plan.role_registers[1]}>();")
     lines.append(f"if (threadIdx.x == consumers * {WARPGROUP}) {{")
     inner = ["int slot = 0;", "u32 phase = 1, once = 1;", *(["int spot = 0;"] if plan.ahead > 1 else [])]
-    inner += _walk(plan, names)
+    inner += walk(plan, names)
     before = [line for ring in plan.rings if ring.copies[0] in plan.program.body
               for line in _fetch(ring, names, spot(plan), "once")]  # fmt: skip
-    inner += _indented(before)
+    inner += indented(before)
     loop = plan.loop
     names = names | {loop.var: loop.var.name}
-    values = Values(names, _no_element)
+    values = Values(names, no_element)
     body = [line for ring in plan.rings if ring.copies[0] in loop.body for line in _fetch(ring, names, "slot", "phase")]
     stages = max(ring.slots for ring in plan.rings)
-    inner += _indented(
+    inner += indented(
         [
             f"const int last = {values.text(_extent(loop.var))};",
             "#pragma unroll 1",
             f"for (int {loop.var.name} = {values.text(loop.start)}; {loop.var.name} < last; {loop.var.name}++) {{",
-            *_indented(body),
+            *indented(body),
             f"  if (++slot == {stages}) slot = 0, phase ^= 1;",
             "}",
             *next_tile(plan),
         ]
     )
-    return [*lines, *_indented([*inner, "}"]), "}"]
+    return [*lines, *indented([*inner, "}"]), "}"]
 
 
 def _fetch(ring: Ring, names: dict[Expr, str], slot: str, phase: str) -> list[str]:
@@ -215,7 +220,7 @@ def _fetch(ring: Ring, names: dict[Expr, str], slot: str, phase: str) -> list[st
 
 
 def _copies(ring: Ring, tile: Staged, names: dict[Expr, str], slot: str) -> Iterator[str]:
-    values = Values(names, _no_element)
+    values = Values(names, no_element)
     for chunk in range(tile.chunks):
         origin = [values.text(start) for start in tile.origin]
         if chunk:
@@ -226,7 +231,8 @@ def _copies(ring: Ring, tile: Staged, names: dict[Expr, str], slot: str) -> Iter
         yield f"load_tile({target}, &map_{tile.buffer.name}, full_{ring.name} + 8 * {slot}, {at});"
 
 
-def _no_element(load: Load) -> str | None:
+def no_element(load: Load) -> str | None:
+    """CudaError for an element outside a parallel loop."""
     if load.dtype is DType.I64 or not variables(load):
         return None
     raise CudaError(f"{load} is read outside a parallel loop; CUDA kernels read elements in parallel loops only")

@@ -76,11 +76,12 @@ def emit_launch(launches: Sequence[Launch], signature: Signature, symbol: str) -
     lines += _scratch(signature, names)
     lines += _check(kernels, names)
     arch = kernels[0].plan.profile.arch
-    major, minor = arch.removeprefix("sm_").rstrip("a")[:-1], arch.rstrip("a")[-1]
+    number = arch.removeprefix("sm_").rstrip("a")
+    major, minor, exact = number[:-1], number[-1], int(arch.endswith("a"))
     lines += [
         f"extern const tile_cuda_kernel {symbol};",
-        f'const tile_cuda_kernel {symbol} = {{"{arch}", {major}, {minor}, {len(kernels)}, {len(signature.scratch)}, '
-        "launches, scratch, check};",
+        f'const tile_cuda_kernel {symbol} = {{"{arch}", {major}, {minor}, {exact}, {len(kernels)}, '
+        f"{len(signature.scratch)}, launches, scratch, check}};",
     ]
     return "\n".join(lines) + "\n"
 

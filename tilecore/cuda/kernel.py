@@ -109,7 +109,17 @@ class KernelPlan:
     @property
     def aligned(self) -> tuple[Tensor, ...]:
         """Tensors whose address must be a multiple of 16 bytes beside those of tensor copies."""
-        return ()
+        return self.in_units
+
+    @property
+    def in_units(self) -> tuple[Tensor, ...]:
+        """Tensors that threads copy or store 16 bytes at a time, where there are no tensor copies."""
+        if self.profile.warpgroups:
+            return ()
+        found = [tile.tensor for ring in self.rings for tile in ring.tiles]
+        found += [store.target.tensor for stmt in self.staged_stores for store in stmt.body
+                  if isinstance(store.target, Place)]  # fmt: skip
+        return tuple(dict.fromkeys(found))
 
     @property
     def threads(self) -> int:
@@ -118,7 +128,9 @@ class KernelPlan:
 
     @property
     def staging_bytes(self) -> int:
-        """Shared memory of one warpgroup's staged stores."""
+        """Shared memory of one warpgroup's staged stores. Without tensor copies they use the rings', free by then."""
+        if not self.profile.warpgroups:
+            return 0
         return max((staged_bytes(stmt) for stmt in self.staged_stores), default=0)
 
     @property
@@ -143,6 +155,8 @@ class KernelPlan:
     @property
     def barriers(self) -> int:
         """Barriers of all rings and exchanges."""
+        if not self.profile.warpgroups:
+            return 0
         return sum(2 * ring.slots for ring in self.rings) + 2 * len(self.split.groups)
 
     @property
@@ -170,15 +184,12 @@ def plan_kernel(
     """The plan for `stages` slots per ring and `blocks` that share a processor. CudaError where the card has no room or
     the program another structure.
     """
-    program = roles.program
-    loops = [stmt for stmt in program.body if isinstance(stmt, For)]
-    if len(loops) != 1 or any(isinstance(stmt, For) for stmt in statements(loops[0].body)):
-        raise CudaError(f"{program.name} has {len(loops)} loops over tiles; CUDA kernels have one, not nested")
-    rings = _rings(roles, loops[0], stages, 1)
-    stores = tuple(stmt for stmt in statements(program.body) if isinstance(stmt, Parallel) and _stageable(stmt, roles))
+    program, loop = roles.program, loop_of(roles.program)
+    rings = rings_of(roles, loop, stages, 1)
+    stores = tuple(stmt for stmt in statements(program.body) if isinstance(stmt, Parallel) and stageable(stmt, roles))
     consumers = roles.consumers
-    products = [stmt for stmt in loops[0].body if isinstance(stmt, Gemm)]
-    in_loop = [stmt for stmt in loops[0].body if not isinstance(stmt, Gemm | Copy)]
+    products = [stmt for stmt in loop.body if isinstance(stmt, Gemm)]
+    in_loop = [stmt for stmt in loop.body if not isinstance(stmt, Gemm | Copy)]
     busy = 32 if _computes(program) else 48 if roles.decoded is not None else PLAIN_REGISTERS
     wide = roles.registers > busy or bool(in_loop)
     if (consumers, blocks) not in ROLE_REGISTERS:
@@ -193,21 +204,29 @@ def plan_kernel(
         stores,
         pointers_of(program, stores, () if roles.decoded is None else read_beside(roles.decoded)),
         symbols_of(program),
-        loops[0],
+        loop,
         WARPGROUP if wide else 32,
         own,
-        balanced=_bound_by_grid(loops[0], program, split),
-        grouped=_grouped(rings, program),
+        balanced=bound_by_grid(loop, program, split),
+        grouped=grouped(rings, program),
         turns=_takes_turns(roles, products, in_loop),
         split=split,
-        overlap=overlap_of(loops[0]) if overlap and roles.parts == 1 and not read_by_element(program, rings) else None,
+        overlap=overlap_of(loop) if overlap and roles.parts == 1 and not read_by_element(program, rings) else None,
         blocks=blocks,
     )
-    ahead = replace(plan, rings=_rings(roles, loops[0], stages, 2))
+    ahead = replace(plan, rings=rings_of(roles, loop, stages, 2))
     if ahead.shared_bytes <= room_of(profile, blocks):
         plan = ahead
     _check(plan, products)
     return plan
+
+
+def loop_of(program: Program) -> For:
+    """The one loop over tiles. CudaError for a program that has another structure."""
+    loops = [stmt for stmt in program.body if isinstance(stmt, For)]
+    if len(loops) != 1 or any(isinstance(stmt, For) for stmt in statements(loops[0].body)):
+        raise CudaError(f"{program.name} has {len(loops)} loops over tiles; CUDA kernels have one, not nested")
+    return loops[0]
 
 
 def _takes_turns(roles: Roles, products: Sequence[Gemm], between: Sequence[Stmt]) -> bool:
@@ -221,7 +240,7 @@ def room_of(profile: GpuProfile, blocks: int) -> int:
     return (profile.shared_bytes + RESERVED_BYTES) // blocks - RESERVED_BYTES
 
 
-def _rings(roles: Roles, loop: For, stages: int, ahead: int) -> tuple[Ring, ...]:
+def rings_of(roles: Roles, loop: For, stages: int, ahead: int) -> tuple[Ring, ...]:
     """Runs of tensor copies with nothing between them."""
     rings: list[Ring] = []
     for body, slots in ((roles.program.body, ahead), (loop.body, stages)):
@@ -243,7 +262,7 @@ def read_by_element(program: Program, rings: tuple[Ring, ...]) -> set[str]:
     return {ring.name for ring in rings if any(tile.buffer in read for tile in ring.tiles)}
 
 
-def _stageable(stmt: Parallel, roles: Roles) -> bool:
+def stageable(stmt: Parallel, roles: Roles) -> bool:
     """Whether tensor copies can store it: a rectangle of 16-bit elements that they clip exactly.
 
     Tiles that two warpgroups share leave no room for it.
@@ -375,13 +394,13 @@ def symbols_of(program: Program) -> tuple[Sym, ...]:
     return tuple(sorted(dims, key=lambda symbol: symbol.name))
 
 
-def _bound_by_grid(loop: For, program: Program, split: Split) -> bool:
+def bound_by_grid(loop: For, program: Program, split: Split) -> bool:
     """Whether some tiles take longer than others."""
     assert loop.var.extent is not None
     return bool((set(program.grid) - {split.axis}) & {*variables(loop.start), *variables(loop.var.extent)})
 
 
-def _grouped(rings: tuple[Ring, ...], program: Program) -> bool:
+def grouped(rings: tuple[Ring, ...], program: Program) -> bool:
     """Whether tiles of the first two grid axes share operands in both directions, as those of a matrix product do."""
     if len(program.grid) < 2:
         return False
@@ -400,15 +419,7 @@ def _check(plan: KernelPlan, products: list[Gemm]) -> None:
     if not products:
         raise CudaError(f"the loop of {plan.program.name} has no product")
     _check_special(plan, products)
-    room = room_of(plan.profile, plan.blocks)
-    if plan.shared_bytes > room:
-        parts = [f"{tile.buffer.name}: {tile.bytes} bytes x {ring.slots}" for ring in plan.rings for tile in ring.tiles]
-        parts.append(f"staged stores: {plan.staging_bytes} bytes x {plan.roles.consumers}")
-        parts += [f"{name}: {size} bytes" for name, size in plan.exchanged]
-        raise CudaError(
-            f"{plan.shared_bytes} bytes of shared memory, where {plan.profile.name} has {room}: "
-            f"{'; '.join(parts)}; take fewer stages or smaller tiles"
-        )
+    check_room(plan)
     consumer, producer = plan.role_registers
     pool = plan.profile.registers // plan.threads // plan.blocks // 8 * 8 * plan.threads
     asked = (consumer * plan.roles.consumers + producer) * WARPGROUP
@@ -418,6 +429,20 @@ def _check(plan: KernelPlan, products: list[Gemm]) -> None:
     if plan.roles.registers + 26 > limit:
         names = ", ".join(f"{name}: {words}" for name, words in {**plan.roles.fragments, **plan.roles.packed}.items())
         raise CudaError(f"{plan.roles.registers} registers of tiles ({names}) in threads that have {limit}")
+
+
+def check_room(plan: KernelPlan) -> None:
+    """CudaError where a block's tiles do not fit its shared memory."""
+    room = room_of(plan.profile, plan.blocks)
+    if plan.shared_bytes <= room:
+        return
+    parts = [f"{tile.buffer.name}: {tile.bytes} bytes x {ring.slots}" for ring in plan.rings for tile in ring.tiles]
+    parts += [f"staged stores: {plan.staging_bytes} bytes x {plan.roles.consumers}"] if plan.staging_bytes else []
+    parts += [f"{name}: {size} bytes" for name, size in plan.exchanged]
+    raise CudaError(
+        f"{plan.shared_bytes} bytes of shared memory, where {plan.profile.name} has {room}: "
+        f"{'; '.join(parts)}; take fewer stages or smaller tiles"
+    )
 
 
 def _check_special(plan: KernelPlan, products: list[Gemm]) -> None:

@@ -49,6 +49,7 @@ class Launcher:
         context = driver.ensure_context(device)
         cluster = self.plan.cluster
         if context not in self.functions:
+            self._check_card(device)
             image = self.kernel.cubin.image
             self.functions[context] = driver.load_function(
                 image,
@@ -70,6 +71,21 @@ class Launcher:
             ctypes.c_void_p(stream), pointers, None,
         )  # fmt: skip
 
+    def _check_card(self, device: int) -> None:
+        profile, found = self.plan.profile, driver.capability(device)
+        if not driver.runs_on(profile.arch, found):
+            card = ".".join(map(str, found))
+            raise CudaError(
+                f"{self.kernel.name} was built for {profile.arch}, this card has compute capability {card}: build it "
+                "with the profile of such a card"
+            )
+        room = driver.shared_bytes(device)
+        if self.plan.shared_bytes > room:
+            raise CudaError(
+                f"{self.kernel.name} takes {self.plan.shared_bytes} bytes of shared memory, as {profile.name} has "
+                f"them; this card has {room}"
+            )
+
     def _array(self, tensor: Tensor, arrays: Mapping[str, Any]) -> DeviceArray:
         if tensor.name not in arrays:
             raise CudaError(f"no array for {tensor}; the kernel takes {', '.join(map(str, self.tensors))}")
@@ -82,7 +98,7 @@ class Launcher:
             raise CudaError(f"{tensor.name} has strides {array.strides}; the kernel reads it dense and row-major")
         if tensor in self.plan.aligned and array.address % PITCH:
             raise CudaError(
-                f"{tensor.name} starts at {array.address:#x}; kernels over rows need {PITCH}-byte alignment"
+                f"{tensor.name} starts at {array.address:#x}; the kernel reads or writes {PITCH} bytes at a time there"
             )
         return array
 

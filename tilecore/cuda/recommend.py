@@ -46,6 +46,7 @@ class Choice:
     threads: int = 0  # of a block, where they are a choice
     overlap: bool = False  # whether products of two iterations are in flight at the same time
     blocks: int = 1  # that share a processor
+    strips: int = 1  # of 16 rows that a warp has, where warps multiply
     spec: Spec | None = None  # the region told in another way, where that suits the card
 
 
@@ -60,17 +61,18 @@ def choices(spec: Spec, profile: GpuProfile, *, rows: int | None = None) -> Iter
         case AttentionSpec():
             yield from _attention(spec, profile)
         case RowSpec():
-            yield from _rows(spec)
+            yield from row_choices(spec)
         case ScanSpec():
             yield from _linear(spec, profile)
 
 
-def _size(extent: Expr | None, typical: int = NOMINAL) -> int:
+def size_of(extent: Expr | None, typical: int = NOMINAL) -> int:
+    """An extent, or what to take it for."""
     return int(extent.value) if isinstance(extent, Const) else typical
 
 
 def _products(spec: ContractionSpec, profile: GpuProfile, typical: int) -> Iterator[Choice]:
-    batch, rows, depth = _size(spec.a.shape[0]), _size(spec.a.shape[1], typical), _size(spec.a.shape[2])
+    batch, rows, depth = size_of(spec.a.shape[0]), size_of(spec.a.shape[1], typical), size_of(spec.a.shape[2])
     if not is_plain(spec.b):
         other = turned(spec)
         if other is None:
@@ -80,7 +82,7 @@ def _products(spec: ContractionSpec, profile: GpuProfile, typical: int) -> Itera
     other = turned(spec) if rows <= FEW else None
     if other is not None:
         yield from _few_rows(other, profile, rows)
-    columns = _size(spec.b.shape[2])
+    columns = size_of(spec.b.shape[2])
     count = len(spec.products)
     size = spec.a.dtype.row.bytes
     step = SWIZZLE // size  # of the depth
@@ -104,7 +106,7 @@ def _products(spec: ContractionSpec, profile: GpuProfile, typical: int) -> Itera
 
 def _few_rows(spec: ContractionSpec, profile: GpuProfile, columns: int) -> Iterator[Choice]:
     """The long operand is read once; tasks share the depth where there are too few tiles for all processors."""
-    batch, rows, depth = (_size(extent) for extent in spec.a.shape)
+    batch, rows, depth = (size_of(extent) for extent in spec.a.shape)
     block_n = -(-columns // 16) * 16
     size = spec.a.dtype.row.bytes
     deep = DEEP * 2 // size
@@ -128,7 +130,7 @@ def _few_rows(spec: ContractionSpec, profile: GpuProfile, columns: int) -> Itera
 
 def _decoded(spec: ContractionSpec, profile: GpuProfile, columns: int) -> Iterator[Choice]:
     """Levels as the left operand: decoded in registers, by as many threads for few columns as for many."""
-    batch, rows, depth = (_size(extent) for extent in spec.a.shape)
+    batch, rows, depth = (size_of(extent) for extent in spec.a.shape)
     decoding = decoding_of(spec.a)
     bits = decoding.bits
     ranked: list[tuple[float, int, int, int, int]] = []
@@ -160,7 +162,7 @@ def _decode(spec: AttentionSpec, width: int, profile: GpuProfile) -> Iterator[Ch
     """Few queries: one warpgroup, as many keys in flight as fit, parts of the keys where processors would idle."""
     batch, heads = (int(extent.value) if isinstance(extent, Const) else 16 for extent in spec.q.shape[:2])
     keys = min(128, 16384 // width)
-    steps = -(-_size(spec.k.shape[2]) // keys)
+    steps = -(-size_of(spec.k.shape[2]) // keys)
     fitting = [split for split in SPLITS if batch * heads <= profile.clusters(split) and 4 * split <= steps]
     stages = (profile.shared_bytes - 2 * 64 * width - 4 * BARRIERS) // (4 * keys * width)
     for split in reversed(fitting or [1]):
@@ -169,9 +171,9 @@ def _decode(spec: AttentionSpec, width: int, profile: GpuProfile) -> Iterator[Ch
 
 
 def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:
-    width = max(_size(spec.q.shape[3]), _size(spec.v.shape[3]))
+    width = max(size_of(spec.q.shape[3]), size_of(spec.v.shape[3]))
     shared = heads_as_queries(spec) or spec
-    if _size(spec.v.shape[3]) > WIDEST:
+    if size_of(spec.v.shape[3]) > WIDEST:
         why = "64 queries, 64 keys a step, values' columns shared by two warpgroups"
         yield Choice({"block_m": GROUP_ROWS, "block_n": 64}, 2, why, spec=shared)
         return
@@ -181,7 +183,7 @@ def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:
     if isinstance(queries, Const) and int(queries.value) <= FEW // 4:
         yield from _decode(shared, width, profile)
     tiles = ATTENTION_TILES[width]
-    if _size(spec.q.shape[2]) <= SHORT and score_of(spec).bounds:
+    if size_of(spec.q.shape[2]) <= SHORT and score_of(spec).bounds:
         tiles = tuple(sorted(tiles, key=lambda tile: tile[0] > 2))  # 192 rows are too coarse there
     for groups, keys in tiles:
         config = {"block_m": 64 * groups, "block_n": keys}
@@ -198,11 +200,11 @@ def _linear(spec: ScanSpec, profile: GpuProfile) -> Iterator[Choice]:
     for extent in (depth, width):
         if not isinstance(extent, Const) or int(extent.value) % CHUNK:
             raise CudaError(f"linear attention of {depth} and {width} columns: multiples of {CHUNK} are needed")
-    groups = _size(spec.group.extent)
+    groups = size_of(spec.group.extent)
     wide = 2 * GROUP_ROWS
     blocks = [GROUP_ROWS]
-    if _size(width) % wide == 0:
-        fills = groups * _size(width) // wide >= profile.processors // 2
+    if size_of(width) % wide == 0:
+        fills = groups * size_of(width) // wide >= profile.processors // 2
         blocks.insert(0 if fills else 1, wide)
     for block in blocks:
         for stages in (3, 2):
@@ -210,7 +212,7 @@ def _linear(spec: ScanSpec, profile: GpuProfile) -> Iterator[Choice]:
             yield Choice(config, stages, f"chunks of {CHUNK} steps, {block} columns of values, {stages} stages")
 
 
-def _rows(spec: RowSpec) -> Iterator[Choice]:
+def row_choices(spec: RowSpec) -> Iterator[Choice]:
     """Threads per row so that each has about `RUNS` runs of columns: enough loads in flight, few enough registers."""
     columns = extent_of(spec.column)
     if not isinstance(columns, Const):

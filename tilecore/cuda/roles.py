@@ -172,18 +172,19 @@ class Roles:
         return sum(self.fragments.values()) + short + sum(self.packed.values()) + 2 * self.strips * len(self.statistics)
 
 
-def infer_roles(program: Program) -> Roles:
-    """The roles of a concrete program's buffers. CudaError where one has none."""
+def infer_roles(program: Program, *, strips: int = 1) -> Roles:
+    """The roles of a concrete program's buffers; warps have `strips` of 16 rows. CudaError where one has none."""
     graph = build_graph(program)
     gemms = [stmt for stmt in statements(program.body) if isinstance(stmt, Gemm)]
     if not gemms:
         raise CudaError(f"{program.name} has no product: CUDA kernels are made of tile programs with T.gemm yet")
     rows_class = graph.classes[gemm_axes(gemms[-1])[0][0]]
     block_rows = extents(gemms[-1].c)[0]
-    if block_rows % GROUP_ROWS or not 1 <= block_rows // GROUP_ROWS <= 3:
-        raise CudaError(f"tiles of {block_rows} rows: 64, 128 or 192 are what warpgroups can share")
+    if block_rows % (GROUP_ROWS * strips) or not 1 <= block_rows // GROUP_ROWS // strips <= 3:
+        one, two, three = (GROUP_ROWS * strips * groups for groups in (1, 2, 3))
+        raise CudaError(f"tiles of {block_rows} rows: {one}, {two} or {three} are what warpgroups can share")
     parts = 2 if block_rows == GROUP_ROWS and any(extents(gemm.c)[1] > WIDEST for gemm in gemms) else 1
-    consumers = block_rows // GROUP_ROWS * parts
+    consumers = block_rows // GROUP_ROWS // strips * parts
     fills = {copy.dst.source.name: copy for copy in _loads(program)}
     alone = _rows_alone(gemms)
     staged: dict[str, Staged] = {}
@@ -208,10 +209,10 @@ def infer_roles(program: Program) -> Roles:
         elif buffer.name in right and len(shape) == 2 and buffer.dtype in HALVES:
             exchanged.append(_checked_right(buffer).name)
         elif buffer.name in left and on_rows:
-            words = _checked(buffer, shape[1] // 4, parts)
+            words = _checked(buffer, shape[1] // 4, parts) * strips
             exchanged.append(buffer.name) if parts > 1 else packed.update({buffer.name: words})
         elif len(shape) == 2 and on_rows and buffer.dtype is DType.F32:
-            fragments[buffer.name] = _checked(buffer, shape[1] // 2, parts)
+            fragments[buffer.name] = _checked(buffer, shape[1] // 2, parts) * strips
         elif len(shape) == 1 and buffer.scope == "shared" and buffer.dtype is DType.F32:
             lines.append(_checked_line(buffer).name)
         elif len(shape) == 1 and on_rows and buffer.dtype is DType.F32:
@@ -223,7 +224,7 @@ def infer_roles(program: Program) -> Roles:
     held = _held(program, staged) if parts > 1 else {}
     return Roles(
         program, graph, staged, held, fragments, shared, tuple(exchanged), packed, tuple(statistics), tuple(lines),
-        consumers, parts, rows_class,
+        consumers, parts, rows_class, strips,
     )  # fmt: skip
 
 

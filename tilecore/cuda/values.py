@@ -29,9 +29,11 @@ FLOAT_CALLS = {
 INTEGER_CALLS = {"max": "max", "min": "min", "abs": "abs", "floordiv": "tile_floordiv", "mod": "tile_mod"}
 Names = Mapping[Expr, str]
 RESERVED = frozenset({
-    "ahead", "base", "before", "before_phase", "chunk", "consumers", "first", "first_chunk", "found", "group_row",
-    "head", "joined", "lane", "last", "once", "own_column", "own_row", "part", "phase", "row_slot", "shared", "slot",
-    "spot", "staging", "thread", "tiles", "turn", "warp", "warpgroup", "written", "x", "y", "float", "int", "const",
+    "ahead", "base", "before", "before_phase", "chunk", "coming", "consumers", "early", "first", "first_chunk", "found",
+    "free_slot", "group_row", "head", "joined", "lane", "last", "left", "once", "own", "own_column", "own_row", "pair",
+    "part", "phase", "row", "row_slot", "shared", "slot", "spot", "staged", "staging", "strip", "thread", "tiles",
+    "turn", "unit", "unit_column", "unit_row", "warp", "warp_row", "warpgroup", "written", "x", "y", "float", "int",
+    "const",
 })  # fmt: skip  # what generated kernels call things of their own
 
 

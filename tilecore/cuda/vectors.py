@@ -21,7 +21,7 @@ def flat_offset(tensor: Tensor, index: tuple[Expr, ...]) -> Expr:
 def run_start(offset: Expr, vector: int) -> Expr | None:
     """Where a run of `vector` elements starts when `offset` is that plus STEP and it is aligned; else None."""
     factor, rest = split_affine(_apart(offset, vector), STEP)
-    return rest if factor == const(1) and rest is not None and _multiple(rest, vector) else None
+    return rest if factor == const(1) and rest is not None and multiple(rest, vector) else None
 
 
 def uniform(condition: Expr, vector: int) -> bool:
@@ -33,7 +33,7 @@ def uniform(condition: Expr, vector: int) -> bool:
     if condition.name in ("lt", "le", "gt", "ge") and condition.args[0].dtype.is_int:
         low, high = condition.args if condition.name in ("lt", "le") else condition.args[::-1]
         factor, rest = split_affine(_apart(high - low, vector), STEP)
-        if rest is None or not _multiple(rest, vector):
+        if rest is None or not multiple(rest, vector):
             return factor == const(0) and rest is not None
         # rest − v > 0 and rest + v ≥ 0 depend on rest alone, a multiple of the run's length
         strict = condition.name in ("lt", "gt")
@@ -55,17 +55,17 @@ def _apart(expr: Expr, vector: int) -> Expr:
     """`expr` with quotients and remainders by multiples of `vector` taken of the run's start."""
 
     def change(node: Expr) -> Expr | None:
-        if not (isinstance(node, Op) and node.name in ("floordiv", "mod") and _multiple(node.args[1], vector)):
+        if not (isinstance(node, Op) and node.name in ("floordiv", "mod") and multiple(node.args[1], vector)):
             return None
         factor, rest = split_affine(node.args[0], STEP)
-        if factor != const(1) or rest is None or not _multiple(rest, vector):
+        if factor != const(1) or rest is None or not multiple(rest, vector):
             return None
         return rest // node.args[1] if node.name == "floordiv" else rest % node.args[1] + STEP
 
     return rewrite(expr, change)
 
 
-def _multiple(expr: Expr, vector: int) -> bool:
+def multiple(expr: Expr, vector: int) -> bool:
     """Whether an integer is a multiple of `vector`, term by term."""
     return all(
         amount % vector == 0 or any(_atom_multiple(atom, vector) for atom in term)
@@ -74,7 +74,7 @@ def _multiple(expr: Expr, vector: int) -> bool:
 
 
 def _atom_multiple(atom: Expr, vector: int) -> bool:
-    return isinstance(atom, Op) and atom.name in ("mod", "min", "max") and all(_multiple(x, vector) for x in atom.args)
+    return isinstance(atom, Op) and atom.name in ("mod", "min", "max") and all(multiple(x, vector) for x in atom.args)
 
 
 def reads_memory(expr: Expr) -> bool:

@@ -12,6 +12,7 @@
 VISIBLE char fake_log[1 << 16];
 VISIBLE char fake_arguments[256];
 VISIBLE int fake_major = 9;
+VISIBLE int fake_room = 232448; /* bytes of shared memory of a block */
 VISIBLE int fake_failing; /* the status of cuLaunchKernel */
 VISIBLE uintptr_t fake_current = 0xc0;
 
@@ -34,7 +35,7 @@ VISIBLE int cuCtxGetDevice(int* out) { return *out = 0, 0; }
 VISIBLE int cuStreamGetCtx(uintptr_t stream, uintptr_t* out) { return *out = stream & 0xf0, 0; }
 VISIBLE int cuDeviceGetAttribute(int* out, int attribute, int device) {
     (void)device;
-    *out = attribute == 16 ? 132 : attribute == 75 ? fake_major : 0;
+    *out = attribute == 16 ? 132 : attribute == 75 ? fake_major : attribute == 97 ? fake_room : 0;
     return 0;
 }
 VISIBLE int cuDeviceGetName(char* name, int bytes, int device) {
