@@ -45,6 +45,7 @@ from tilecore.loops import (
     Repeat,
     Say,
     Stream,
+    Touch,
     VectorLoop,
     loop_statements,
 )
@@ -222,6 +223,9 @@ class _Kernel(Expressions):
                 flag = f"once_{stmt.name}[{self.scalar(stmt.index)}]"
                 self.nested(f"if (!{flag})", stmt.body, {}, f"{flag} = 1;")
                 self.forget(_written(stmt.body))
+            case Touch():
+                address = f"{memory_name(stmt.memory)} + {self.scalar(stmt.offset)}"
+                self.line(f"__builtin_prefetch({address}, {int(stmt.write)});")
             case Fold():
                 raise ValueError("a Fold stands inside a vector loop")
 

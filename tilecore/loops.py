@@ -199,7 +199,18 @@ class Once:
     body: tuple["LoopStmt", ...]
 
 
-LoopStmt = Let | Loop | Branch | Repeat | Say | Check | Put | Fold | VectorLoop | Mma | Stream | PackTransposed | Once
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Ask for the cache line of `memory[offset]`, to read it or to `write` it; nothing is read: any offset will do."""
+
+    memory: Memory
+    offset: Expr
+    write: bool
+
+
+LoopStmt = (
+    Let | Loop | Branch | Repeat | Say | Check | Put | Fold | VectorLoop | Mma | Stream | PackTransposed | Once | Touch
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, Slot, live_var, panel_size, row_stride, slot_size
+from tilecore.ahead import touch_ahead
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import (
     Const,
@@ -122,7 +123,7 @@ def lower(plan: Plan) -> LoopProgram:
     lowering = Lowering(plan, addresses, in_place, kept, computed_operands(plan, addresses, in_place))
     body = tuple(_body(program.body, lowering))
     memories = (*tensors.values(), *(slot.memory for slot in slots.values()))
-    return LoopProgram(program.name, program.grid, memories, body, plan.register_tile)
+    return touch_ahead(LoopProgram(program.name, program.grid, memories, body, plan.register_tile))
 
 
 def _size(shape: tuple[Expr, ...]) -> Expr:

@@ -1,4 +1,4 @@
-/* FusedGolden_561c6640d795: attention for x86-64-v3 */
+/* FusedGolden_233e01b6050b: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -43,8 +43,8 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     at += (t6);
     const int64_t t7 = n1 + 23;
     const int64_t t8 = floordiv_i64(t7, 24);
-    const int32_t t132 = n1 == 0;
-    const i32v v133 = splat_bool(t132);
+    const int32_t t150 = n1 == 0;
+    const i32v v151 = splat_bool(t150);
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_9 = task % t8;
         const int64_t h_10 = task / t8 % 2;
@@ -88,166 +88,187 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             const float t35 = exp2_f32_s(t34);
             s_total[row_28] = t35; // attention.py:46
         }
-        const int64_t t36 = m_9 * 24;
-        const int64_t t37 = t36 + 24;
-        const int64_t t38 = min_i64(n1, t37);
-        const int64_t t39 = t38 + 31;
-        const int64_t t40 = (t39 >> 5);
-        for (int64_t n_41 = 0; n_41 < t40; n_41 += 1) {
-            const int64_t t42 = n_41 * 12288;
-            const int64_t t43 = t20 + t42;
-            const int64_t t44 = t43 + 128;
-            const int64_t t45 = n_41 * 2048;
-            const int64_t t46 = n_41 * -32;
-            const int64_t t47 = n1 + t46;
-            const int64_t t48 = min_i64(32, t47);
-            if (!once_k[n_41]) {
-                once_k[n_41] = 1;
-                pack_transposed_f32(input0 + t44, 384, s_k + t45, 1024, t48, 64); // attention.py:49
+        const int64_t t36 = t13 + -24;
+        const int64_t t37 = min_i64(24, t36);
+        for (int64_t q_0_38 = 0; q_0_38 < t37; q_0_38 += 1) {
+            const int64_t t42 = q_0_38 * 384;
+            for (int64_t line_39 = 0; line_39 < 64; line_39 += 16) {
+                const int64_t t40 = t20 + line_39;
+                const int64_t t41 = t40 + t21;
+                const int64_t t43 = t41 + t42;
+                const int64_t t44 = t43 + 9216;
+                __builtin_prefetch(input0 + t44, 0);
             }
-            const int64_t t49 = t36 + t46;
-            const int64_t t50 = t49 + 24;
-            const int64_t t51 = min_i64(t48, t50);
-            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t45, 1024, s_s + 0, 32, t14, t51, 64, 1); // attention.py:50
-            for (int64_t row_52 = 0; row_52 < t14; row_52 += 1) {
-                f32v acc53 = splat_f32(-INFINITY);
-                f32v acc54 = splat_f32(-INFINITY);
-                f32v acc55 = splat_f32(-INFINITY);
-                f32v acc56 = splat_f32(-INFINITY);
-                int64_t j57 = 0;
-                const int64_t t61 = t49 + row_52;
-                const int64_t t62 = t61 + 1;
-                const int64_t t64 = row_52 * 32;
-                for (; j57 + 32 <= t51; j57 += 32) {
-                    const i32v v63 = lanes_below(t62 - j57);
-                    const f32v v65 = select_f32(v63, load_masked_f32(s_s + t64 + j57, v63), splat_f32(-INFINITY));
-                    const f32v v66 = v65;
-                    store_f32(s_s + t64 + j57, v66); // attention.py:54
-                    acc53 = fmax_f32(acc53, v66); // online_softmax.py:14
-                    const int64_t j58 = j57 + 8;
-                    const i32v v67 = lanes_below(t62 - j58);
-                    const f32v v68 = select_f32(v67, load_masked_f32(s_s + t64 + j58, v67), splat_f32(-INFINITY));
-                    const f32v v69 = v68;
-                    store_f32(s_s + t64 + j58, v69); // attention.py:54
-                    acc54 = fmax_f32(acc54, v69); // online_softmax.py:14
-                    const int64_t j59 = j57 + 16;
-                    const i32v v70 = lanes_below(t62 - j59);
-                    const f32v v71 = select_f32(v70, load_masked_f32(s_s + t64 + j59, v70), splat_f32(-INFINITY));
-                    const f32v v72 = v71;
-                    store_f32(s_s + t64 + j59, v72); // attention.py:54
-                    acc55 = fmax_f32(acc55, v72); // online_softmax.py:14
-                    const int64_t j60 = j57 + 24;
-                    const i32v v73 = lanes_below(t62 - j60);
-                    const f32v v74 = select_f32(v73, load_masked_f32(s_s + t64 + j60, v73), splat_f32(-INFINITY));
-                    const f32v v75 = v74;
-                    store_f32(s_s + t64 + j60, v75); // attention.py:54
-                    acc56 = fmax_f32(acc56, v75); // online_softmax.py:14
+        }
+        const int64_t t47 = t17 * 128;
+        const int64_t t48 = t47 + t19;
+        const int64_t t50 = m_9 * 3072;
+        for (int64_t row_45 = 0; row_45 < t14; row_45 += 1) {
+            const int64_t t52 = row_45 * 128;
+            for (int64_t line_46 = 0; line_46 < 64; line_46 += 16) {
+                const int64_t t49 = t48 + line_46;
+                const int64_t t51 = t49 + t50;
+                const int64_t t53 = t51 + t52;
+                __builtin_prefetch(output0 + t53, 1);
+            }
+        }
+        const int64_t t54 = m_9 * 24;
+        const int64_t t55 = t54 + 24;
+        const int64_t t56 = min_i64(n1, t55);
+        const int64_t t57 = t56 + 31;
+        const int64_t t58 = (t57 >> 5);
+        for (int64_t n_59 = 0; n_59 < t58; n_59 += 1) {
+            const int64_t t60 = n_59 * 12288;
+            const int64_t t61 = t20 + t60;
+            const int64_t t62 = t61 + 128;
+            const int64_t t63 = n_59 * 2048;
+            const int64_t t64 = n_59 * -32;
+            const int64_t t65 = n1 + t64;
+            const int64_t t66 = min_i64(32, t65);
+            if (!once_k[n_59]) {
+                once_k[n_59] = 1;
+                pack_transposed_f32(input0 + t62, 384, s_k + t63, 1024, t66, 64); // attention.py:49
+            }
+            const int64_t t67 = t54 + t64;
+            const int64_t t68 = t67 + 24;
+            const int64_t t69 = min_i64(t66, t68);
+            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t63, 1024, s_s + 0, 32, t14, t69, 64, 1); // attention.py:50
+            for (int64_t row_70 = 0; row_70 < t14; row_70 += 1) {
+                f32v acc71 = splat_f32(-INFINITY);
+                f32v acc72 = splat_f32(-INFINITY);
+                f32v acc73 = splat_f32(-INFINITY);
+                f32v acc74 = splat_f32(-INFINITY);
+                int64_t j75 = 0;
+                const int64_t t79 = t67 + row_70;
+                const int64_t t80 = t79 + 1;
+                const int64_t t82 = row_70 * 32;
+                for (; j75 + 32 <= t69; j75 += 32) {
+                    const i32v v81 = lanes_below(t80 - j75);
+                    const f32v v83 = select_f32(v81, load_masked_f32(s_s + t82 + j75, v81), splat_f32(-INFINITY));
+                    const f32v v84 = v83;
+                    store_f32(s_s + t82 + j75, v84); // attention.py:54
+                    acc71 = fmax_f32(acc71, v84); // online_softmax.py:14
+                    const int64_t j76 = j75 + 8;
+                    const i32v v85 = lanes_below(t80 - j76);
+                    const f32v v86 = select_f32(v85, load_masked_f32(s_s + t82 + j76, v85), splat_f32(-INFINITY));
+                    const f32v v87 = v86;
+                    store_f32(s_s + t82 + j76, v87); // attention.py:54
+                    acc72 = fmax_f32(acc72, v87); // online_softmax.py:14
+                    const int64_t j77 = j75 + 16;
+                    const i32v v88 = lanes_below(t80 - j77);
+                    const f32v v89 = select_f32(v88, load_masked_f32(s_s + t82 + j77, v88), splat_f32(-INFINITY));
+                    const f32v v90 = v89;
+                    store_f32(s_s + t82 + j77, v90); // attention.py:54
+                    acc73 = fmax_f32(acc73, v90); // online_softmax.py:14
+                    const int64_t j78 = j75 + 24;
+                    const i32v v91 = lanes_below(t80 - j78);
+                    const f32v v92 = select_f32(v91, load_masked_f32(s_s + t82 + j78, v91), splat_f32(-INFINITY));
+                    const f32v v93 = v92;
+                    store_f32(s_s + t82 + j78, v93); // attention.py:54
+                    acc74 = fmax_f32(acc74, v93); // online_softmax.py:14
                 }
-                for (; j57 + 8 <= t51; j57 += 8) {
-                    const i32v v76 = lanes_below(t62 - j57);
-                    const f32v v77 = select_f32(v76, load_masked_f32(s_s + t64 + j57, v76), splat_f32(-INFINITY));
-                    const f32v v78 = v77;
-                    store_f32(s_s + t64 + j57, v78); // attention.py:54
-                    acc53 = fmax_f32(acc53, v78); // online_softmax.py:14
+                for (; j75 + 8 <= t69; j75 += 8) {
+                    const i32v v94 = lanes_below(t80 - j75);
+                    const f32v v95 = select_f32(v94, load_masked_f32(s_s + t82 + j75, v94), splat_f32(-INFINITY));
+                    const f32v v96 = v95;
+                    store_f32(s_s + t82 + j75, v96); // attention.py:54
+                    acc71 = fmax_f32(acc71, v96); // online_softmax.py:14
                 }
-                if (j57 < t51) {
-                    const i32v m79 = lanes_below(t51 - j57);
-                    const i32v v80 = lanes_below(t62 - j57);
-                    const f32v v81 = select_f32(v80, load_masked_f32(s_s + t64 + j57, v80), splat_f32(-INFINITY));
-                    const f32v v82 = v81;
-                    store_masked_f32(s_s + t64 + j57, m79, v82); // attention.py:54
-                    acc53 = fmax_f32(acc53, select_f32(m79, v82, splat_f32(-INFINITY))); // online_softmax.py:14
-                }
-                const float fmax_83 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc53, acc54), acc55), acc56)); // online_softmax.py:14
-                const float t84 = s_top[row_52];
-                s_rescale[row_52] = t84; // online_softmax.py:13
-                const float t85 = max_f32_s(t84, fmax_83);
-                s_top[row_52] = t85; // online_softmax.py:14
-                const int32_t t86 = t85 == -INFINITY;
-                const float t87 = t86 ? 0x0.0p+0f : s_top[row_52];
-                const float t88 = t84 - t87;
-                const float t89 = t88 * 0x1.7154760000000p+0f;
-                const float t90 = exp2_f32_s(t89);
-                s_rescale[row_52] = t90; // online_softmax.py:16
-                const float t91 = s_total[row_52];
-                const float t92 = t91 * t90;
-                s_total[row_52] = t92; // online_softmax.py:17
-                f32v acc93 = splat_f32(0.0f);
-                int64_t j94 = 0;
-                for (; j94 + 8 <= t51; j94 += 8) {
-                    const f32v v95 = load_f32(s_s + t64 + j94);
-                    const f32v v96 = splat_f32(t87);
-                    const f32v v97 = v95 - v96;
-                    const f32v v98 = v97 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v99 = exp2_f32(v98);
+                if (j75 < t69) {
+                    const i32v m97 = lanes_below(t69 - j75);
+                    const i32v v98 = lanes_below(t80 - j75);
+                    const f32v v99 = select_f32(v98, load_masked_f32(s_s + t82 + j75, v98), splat_f32(-INFINITY));
                     const f32v v100 = v99;
-                    store_f32(s_s + t64 + j94, v100); // online_softmax.py:19
-                    acc93 = acc93 + v100; // online_softmax.py:20
+                    store_masked_f32(s_s + t82 + j75, m97, v100); // attention.py:54
+                    acc71 = fmax_f32(acc71, select_f32(m97, v100, splat_f32(-INFINITY))); // online_softmax.py:14
                 }
-                if (j94 < t51) {
-                    const i32v m101 = lanes_below(t51 - j94);
-                    const f32v v102 = load_f32(s_s + t64 + j94);
-                    const f32v v103 = splat_f32(t87);
-                    const f32v v104 = v102 - v103;
-                    const f32v v105 = v104 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v106 = exp2_f32(v105);
-                    const f32v v107 = v106;
-                    store_masked_f32(s_s + t64 + j94, m101, v107); // online_softmax.py:19
-                    acc93 = acc93 + select_f32(m101, v107, splat_f32(0.0f)); // online_softmax.py:20
+                const float fmax_101 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc71, acc72), acc73), acc74)); // online_softmax.py:14
+                const float t102 = s_top[row_70];
+                s_rescale[row_70] = t102; // online_softmax.py:13
+                const float t103 = max_f32_s(t102, fmax_101);
+                s_top[row_70] = t103; // online_softmax.py:14
+                const int32_t t104 = t103 == -INFINITY;
+                const float t105 = t104 ? 0x0.0p+0f : s_top[row_70];
+                const float t106 = t102 - t105;
+                const float t107 = t106 * 0x1.7154760000000p+0f;
+                const float t108 = exp2_f32_s(t107);
+                s_rescale[row_70] = t108; // online_softmax.py:16
+                const float t109 = s_total[row_70];
+                const float t110 = t109 * t108;
+                s_total[row_70] = t110; // online_softmax.py:17
+                f32v acc111 = splat_f32(0.0f);
+                int64_t j112 = 0;
+                for (; j112 + 8 <= t69; j112 += 8) {
+                    const f32v v113 = load_f32(s_s + t82 + j112);
+                    const f32v v114 = splat_f32(t105);
+                    const f32v v115 = v113 - v114;
+                    const f32v v116 = v115 * splat_f32(0x1.7154760000000p+0f);
+                    const f32v v117 = exp2_f32(v116);
+                    const f32v v118 = v117;
+                    store_f32(s_s + t82 + j112, v118); // online_softmax.py:19
+                    acc111 = acc111 + v118; // online_softmax.py:20
                 }
-                const float sum_108 = sum_lanes(acc93); // online_softmax.py:20
-                const float t109 = t92 + sum_108;
-                s_total[row_52] = t109; // online_softmax.py:20
-                int64_t j110 = 0;
-                const int64_t t111 = row_52 * 64;
-                for (; j110 < 64; j110 += 8) {
-                    const f32v v112 = load_f32(s_o + t111 + j110);
-                    const f32v v113 = splat_f32(t90);
-                    const f32v v114 = v112 * v113;
-                    store_f32(s_o + t111 + j110, v114); // attention.py:58
+                if (j112 < t69) {
+                    const i32v m119 = lanes_below(t69 - j112);
+                    const f32v v120 = load_f32(s_s + t82 + j112);
+                    const f32v v121 = splat_f32(t105);
+                    const f32v v122 = v120 - v121;
+                    const f32v v123 = v122 * splat_f32(0x1.7154760000000p+0f);
+                    const f32v v124 = exp2_f32(v123);
+                    const f32v v125 = v124;
+                    store_masked_f32(s_s + t82 + j112, m119, v125); // online_softmax.py:19
+                    acc111 = acc111 + select_f32(m119, v125, splat_f32(0.0f)); // online_softmax.py:20
+                }
+                const float sum_126 = sum_lanes(acc111); // online_softmax.py:20
+                const float t127 = t110 + sum_126;
+                s_total[row_70] = t127; // online_softmax.py:20
+                int64_t j128 = 0;
+                const int64_t t129 = row_70 * 64;
+                for (; j128 < 64; j128 += 8) {
+                    const f32v v130 = load_f32(s_o + t129 + j128);
+                    const f32v v131 = splat_f32(t108);
+                    const f32v v132 = v130 * v131;
+                    store_f32(s_o + t129 + j128, v132); // attention.py:58
                 }
             }
-            if (!once_v[n_41]) {
-                once_v[n_41] = 1;
-                for (int64_t panel_115 = 0; panel_115 < 4; panel_115 += 1) {
-                    const int64_t t122 = panel_115 * 16;
-                    const int64_t t128 = panel_115 * 512;
-                    for (int64_t depth_116 = 0; depth_116 < t48; depth_116 += 1) {
-                        int64_t j117 = 0;
-                        const int64_t t118 = depth_116 * 384;
-                        const int64_t t119 = t18 + t118;
-                        const int64_t t120 = t119 + t19;
-                        const int64_t t121 = t120 + t42;
-                        const int64_t t123 = t121 + t122;
-                        const int64_t t124 = t123 + 256;
-                        const int64_t t126 = depth_116 * 16;
-                        const int64_t t127 = t126 + t45;
-                        const int64_t t129 = t127 + t128;
-                        for (; j117 + 8 <= 16; j117 += 8) {
-                            const f32v v125 = load_f32(input0 + t124 + j117);
-                            store_f32(s_v + t129 + j117, v125); // attention.py:59
+            if (!once_v[n_59]) {
+                once_v[n_59] = 1;
+                for (int64_t panel_133 = 0; panel_133 < 4; panel_133 += 1) {
+                    const int64_t t140 = panel_133 * 16;
+                    const int64_t t146 = panel_133 * 512;
+                    for (int64_t depth_134 = 0; depth_134 < t66; depth_134 += 1) {
+                        int64_t j135 = 0;
+                        const int64_t t136 = depth_134 * 384;
+                        const int64_t t137 = t18 + t136;
+                        const int64_t t138 = t137 + t19;
+                        const int64_t t139 = t138 + t60;
+                        const int64_t t141 = t139 + t140;
+                        const int64_t t142 = t141 + 256;
+                        const int64_t t144 = depth_134 * 16;
+                        const int64_t t145 = t144 + t63;
+                        const int64_t t147 = t145 + t146;
+                        for (; j135 + 8 <= 16; j135 += 8) {
+                            const f32v v143 = load_f32(input0 + t142 + j135);
+                            store_f32(s_v + t147 + j135, v143); // attention.py:59
                         }
                     }
                 }
             }
-            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t45, 512, s_o + 0, 64, t14, 64, t51, 0); // attention.py:62
+            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t63, 512, s_o + 0, 64, t14, 64, t69, 0); // attention.py:62
         }
-        const int64_t t140 = t17 * 128;
-        const int64_t t141 = t140 + t19;
-        const int64_t t142 = m_9 * 3072;
-        const int64_t t143 = t141 + t142;
-        for (int64_t row_130 = 0; row_130 < t14; row_130 += 1) {
-            int64_t j131 = 0;
-            const int64_t t134 = row_130 * 64;
-            const int64_t t144 = row_130 * 128;
-            const int64_t t145 = t143 + t144;
-            for (; j131 + 8 <= 64; j131 += 8) {
-                const f32v v135 = load_f32(s_o + t134 + j131);
-                const float t136 = s_total[row_130];
-                const f32v v137 = splat_f32(t136);
-                const f32v v138 = v135 / v137;
-                const f32v v139 = select_f32(v133, splat_f32(0x0.0p+0f), v138);
-                store_f32(output0 + t145 + j131, v139); // attention.py:69
+        const int64_t t158 = t48 + t50;
+        for (int64_t row_148 = 0; row_148 < t14; row_148 += 1) {
+            int64_t j149 = 0;
+            const int64_t t152 = row_148 * 64;
+            const int64_t t159 = row_148 * 128;
+            const int64_t t160 = t158 + t159;
+            for (; j149 + 8 <= 64; j149 += 8) {
+                const f32v v153 = load_f32(s_o + t152 + j149);
+                const float t154 = s_total[row_148];
+                const f32v v155 = splat_f32(t154);
+                const f32v v156 = v153 / v155;
+                const f32v v157 = select_f32(v151, splat_f32(0x0.0p+0f), v156);
+                store_f32(output0 + t160 + j149, v157); // attention.py:69
             }
         }
     }
@@ -301,7 +322,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_561c6640d795_x86_64_v3 = {
-    "FusedGolden_561c6640d795", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_233e01b6050b_x86_64_v3 = {
+    "FusedGolden_233e01b6050b", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

@@ -1,4 +1,4 @@
-/* FusedGolden_23a674ce4faa: matmul for x86-64-v3 */
+/* FusedGolden_33303567188c: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -24,33 +24,42 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_3 = task % t2;
         const int64_t n_4 = task / t2 % 1;
-        const int64_t t6 = 0 * 64;
-        const int64_t t7 = m_3 * 1536;
-        const int64_t t8 = t6 + t7;
-        const int64_t t9 = 0 * 1024;
-        const int64_t t10 = n_4 * 3072;
-        const int64_t t11 = t9 + t10;
-        const int64_t t12 = m_3 * -24;
-        const int64_t t13 = n0 + t12;
-        const int64_t t14 = min_i64(24, t13);
-        tile_product_x86_64_v3(input0 + t8, 64, 1, input1 + t11, 1024, s_c + 0, 48, t14, 48, 64, 1); // matmul.py:36
-        const int64_t t19 = n_4 * 48;
-        const int64_t t27 = m_3 * 1152;
-        const int64_t t28 = t27 + t19;
-        for (int64_t row_15 = 0; row_15 < t14; row_15 += 1) {
-            int64_t j16 = 0;
-            const int64_t t17 = row_15 * 48;
-            const int64_t t29 = t28 + t17;
-            for (; j16 + 8 <= 48; j16 += 8) {
-                const f32v v18 = load_f32(s_c + t17 + j16);
-                const f32v v20 = load_f32(input2 + t19 + j16);
-                const f32v v21 = v18 + v20;
-                const f32v v22 = v21 * splat_f32(0x1.0000000000000p-1f);
-                const f32v v23 = v21 * splat_f32(0x1.6a09e60000000p-1f);
-                const f32v v24 = erf_f32(v23);
-                const f32v v25 = splat_f32(0x1.0000000000000p+0f) + v24;
-                const f32v v26 = v22 * v25;
-                store_f32(output0 + t29 + j16, v26); // matmul.py:43
+        const int64_t t6 = m_3 * -24;
+        const int64_t t7 = n0 + t6;
+        const int64_t t8 = min_i64(24, t7);
+        const int64_t t11 = m_3 * 1152;
+        const int64_t t13 = n_4 * 48;
+        for (int64_t row_9 = 0; row_9 < t8; row_9 += 1) {
+            const int64_t t15 = row_9 * 48;
+            for (int64_t line_10 = 0; line_10 < 48; line_10 += 16) {
+                const int64_t t12 = line_10 + t11;
+                const int64_t t14 = t12 + t13;
+                const int64_t t16 = t14 + t15;
+                __builtin_prefetch(output0 + t16, 1);
+            }
+        }
+        const int64_t t17 = 0 * 64;
+        const int64_t t18 = m_3 * 1536;
+        const int64_t t19 = t17 + t18;
+        const int64_t t20 = 0 * 1024;
+        const int64_t t21 = n_4 * 3072;
+        const int64_t t22 = t20 + t21;
+        tile_product_x86_64_v3(input0 + t19, 64, 1, input1 + t22, 1024, s_c + 0, 48, t8, 48, 64, 1); // matmul.py:36
+        const int64_t t34 = t11 + t13;
+        for (int64_t row_23 = 0; row_23 < t8; row_23 += 1) {
+            int64_t j24 = 0;
+            const int64_t t25 = row_23 * 48;
+            const int64_t t35 = t34 + t25;
+            for (; j24 + 8 <= 48; j24 += 8) {
+                const f32v v26 = load_f32(s_c + t25 + j24);
+                const f32v v27 = load_f32(input2 + t13 + j24);
+                const f32v v28 = v26 + v27;
+                const f32v v29 = v28 * splat_f32(0x1.0000000000000p-1f);
+                const f32v v30 = v28 * splat_f32(0x1.6a09e60000000p-1f);
+                const f32v v31 = erf_f32(v30);
+                const f32v v32 = splat_f32(0x1.0000000000000p+0f) + v31;
+                const f32v v33 = v29 * v32;
+                store_f32(output0 + t35 + j24, v33); // matmul.py:43
             }
         }
     }
@@ -101,7 +110,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_23a674ce4faa_x86_64_v3 = {
-    "FusedGolden_23a674ce4faa", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_33303567188c_x86_64_v3 = {
+    "FusedGolden_33303567188c", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run,
 };

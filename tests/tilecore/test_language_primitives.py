@@ -442,3 +442,27 @@ def test_both_sides_of_a_branch_may_need_what_stands_before_it(build: Compile) -
     m = np.arange(M)[:, None]
     wanted = np.where(m % 2 == 0, array * (m * m + 3), array + np.exp2(m * 5 / 8))
     np.testing.assert_allclose(both(build, kernel, array), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_exp2_over_its_whole_range(build: Compile) -> None:
+    """To a few units in the last place, 0 below 2⁻¹²⁵, inf above the largest float, and every kind of NaN stays one."""
+    points = np.concatenate([
+        RNG.uniform(-125, 128, 4000), RNG.uniform(-1, 1, 96), np.arange(-125, 128), np.linspace(127.5, 128, 65)[:-1],
+    ]).astype(np.float32)  # fmt: skip
+    nans = np.array([0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFFC001FF, 0x7F800001], np.uint32).view(np.float32)
+    edges = np.array([128, 129, 1000, np.inf, -126, -127, -1000, -np.inf, 0.0, -0.0], np.float32)
+    x = np.concatenate([points, nans, edges])
+    count = x.size
+
+    @T.prim_func
+    def kernel(A: T.Tensor((count,), "float32"), B: T.Tensor((count,), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            for i in T.Parallel(count):
+                B[i] = T.exp2(A[i])
+
+    y = build(kernel, out_idx=-1)(x)
+    exact = np.exp2(points.astype(np.float64))
+    assert np.max(np.abs(y[: points.size] - exact) / exact) < 4e-7
+    assert np.isnan(y[points.size : points.size + nans.size]).all()
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(y[-edges.size :], np.exp2(edges), rtol=0, atol=2.0**-125)

@@ -208,17 +208,19 @@ TILE_INLINE f32v sign_f32(f32v x) {
  * n = -127, p must be at least 1, and 1 gives 0. */
 TILE_INLINE f32v add_exponent(f32v p, f32v n) { return (f32v)((i32v)p + (to_i32v(n) << 23)); }
 TILE_INLINE f32v zero_where(i32v m, f32v x) { return (f32v)((i32v)x & ~m); }
-/* exp2: results below 2^-126 are off by less than 2^-126, and 0 at 2^-127; above the largest float, inf. */
+/* exp2: results below 2^-125.5 are 0; above the largest float, inf. Adding 1.5 * 2^23 rounds x to an integer n that then
+ * stands in the lowest bits; 2^(n - 1) is made of them, and the polynomial is 2^r doubled. */
 TILE_INLINE f32v exp2_f32(f32v x) {
-    f32v y = max_raw(splat_f32(-127.0f), min_raw(splat_f32(128.0f), x)); /* second operand: NaN goes through */
-    f32v n = round_f32v(y), r = y - n;
-    f32v p = splat_f32(1.32646524e-3f); /* 2^r to 9.2e-8 of itself, exact at 0 */
-    p = p * r + 9.67151132e-3f;
-    p = p * r + 5.55073396e-2f;
-    p = p * r + 2.40222421e-1f;
-    p = p * r + 6.93146978e-1f;
-    p = p * r + 1.0f;
-    return add_exponent(p, n);
+    f32v y = max_raw(splat_f32(-126.0f), min_raw(splat_f32(128.0f), x)); /* second operand: NaN goes through */
+    f32v shifted = y + (12582912.0f + 126.0f);
+    f32v r = y - (shifted - (12582912.0f + 126.0f));
+    f32v p = splat_f32(2.65293048e-3f); /* 2^(r + 1) to 9.2e-8 of itself, exact at 0 */
+    p = p * r + 1.93430226e-2f;
+    p = p * r + 1.11014679e-1f;
+    p = p * r + 4.80444842e-1f;
+    p = p * r + 1.386293956f;
+    p = p * r + 2.0f;
+    return p * (f32v)((i32v)shifted << 23);
 }
 /* exp: results below 2^-126 are 0, above the largest float inf. */
 TILE_INLINE f32v exp_f32(f32v x) {
