@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 LOG2E = 1.4426950408889634
+LOG2E_ = tl.constexpr(LOG2E)
 CONFIGS = [
     triton.Config({"BM": 128, "BN": keys}, num_warps=warps, num_stages=stages)
     for keys, warps, stages in ((64, 4, 3), (64, 8, 3), (128, 8, 2), (128, 8, 3))
@@ -159,33 +160,44 @@ LINEAR = [
 ]  # fmt: skip
 
 
-@triton.autotune(LINEAR, key=["steps"])
+@triton.autotune(LINEAR, key=["steps", "GATED"])
 @triton.jit
-def _linear(q_at, k_at, v_at, o_at, scale, steps, H: tl.constexpr, D: tl.constexpr, E: tl.constexpr, C: tl.constexpr,
-            BE: tl.constexpr):  # fmt: skip
+def _linear(q_at, k_at, v_at, o_at, decay_at, weight_at, scale, steps, H: tl.constexpr, D: tl.constexpr,
+            E: tl.constexpr, GATED: tl.constexpr, C: tl.constexpr, BE: tl.constexpr):  # fmt: skip
     batch, head = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     depth, columns = tl.arange(0, D), tl.program_id(0) * BE + tl.arange(0, BE)
     at = tl.arange(0, C)
     state = tl.zeros([D, BE], tl.float32)
     for first in range(0, steps, C):
-        rows = ((batch * steps + first + at) * H + head)[:, None]
+        lines = (batch * steps + first + at) * H + head
+        rows = lines[:, None]
         q, k = tl.load(q_at + rows * D + depth[None, :]), tl.load(k_at + rows * D + depth[None, :])
         v = tl.load(v_at + rows * E + columns[None, :])
         scores = tl.where(at[:, None] >= at[None, :], tl.dot(q, tl.trans(k)), 0.0)
-        out = tl.dot(q, state.to(q.dtype), tl.dot(scores.to(v.dtype), v))
+        if GATED:
+            weight, decay = tl.load(weight_at + lines), tl.load(decay_at + lines) * LOG2E_
+            sums, whole = tl.cumsum(decay, 0), tl.sum(decay, 0)
+            scores = scores * tl.exp2(tl.minimum(sums[:, None] - sums[None, :], 0.0)) * weight[None, :]
+            out = tl.dot(q, state.to(q.dtype)) * tl.exp2(sums)[:, None]
+            out = tl.dot(scores.to(v.dtype), v, out)
+            state = state * tl.exp2(whole)
+            v = (v * (weight * tl.exp2(whole - sums))[:, None]).to(v.dtype)
+        else:
+            out = tl.dot(q, state.to(q.dtype), tl.dot(scores.to(v.dtype), v))
         tl.store(o_at + rows * E + columns[None, :], (out * scale).to(o_at.dtype.element_ty))
         state = tl.dot(tl.trans(k), v, state)
 
 
-def linear(q, k, v, out, scale):
-    """Causal linear attention of [B, S, H, D]; S a multiple of 128."""
+def linear(q, k, v, out, scale, decay=None, weight=None):
+    """Causal linear attention of [B, S, H, D], S a multiple of 128; decays (logarithms) and weights are [B, S, H]."""
     batch, steps, heads, depth = q.shape
     width = v.shape[3]
 
     def grid(meta):
         return width // meta["BE"], batch * heads
 
-    _linear[grid](q, k, v, out, scale, steps, heads, depth, width)
+    gated = decay is not None
+    _linear[grid](q, k, v, out, decay if gated else q, weight if gated else q, scale, steps, heads, depth, width, gated)
     return out
 
 

@@ -1,5 +1,6 @@
 /* How one call runs on a card: the processor's `bind` reads the sizes, outputs and scratch are allocated through ONNX
  * Runtime, then every launch gets tensor maps of this call's addresses and goes to the provider's stream. Nothing waits.
+ * The last map of every tensor is kept: where ONNX Runtime hands out the same memory call after call, it is encoded once.
  *
  * Scratch goes back to ONNX Runtime's arena when the launches are enqueued: what is allocated there next is used on the
  * same stream, hence after them, as with the provider's own kernels.
@@ -10,19 +11,30 @@
 #include "cuda_driver.h"
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     NAME_BYTES = 128,
     MAX_TENSORS = TILE_MAX_INPUTS + TILE_MAX_OUTPUTS + TILE_CUDA_MAX_SCRATCH,
+    CU_EARLY_MAJOR = 9, /* compute capability from which kernels wait for the launch before them themselves */
     MAX_ARGUMENTS = TILE_CUDA_MAX_MAPS + TILE_CUDA_MAX_POINTERS + TILE_MAX_SYMBOLS,
 };
 
-/* A launch's function in one context, and how many tiles run there at the same time. */
+/* A tensor map and what it was encoded of; an address of NULL: nothing yet. */
+typedef struct kept_map {
+    void* address;
+    uint64_t dims[TILE_CUDA_MAX_RANK];
+    uint64_t words[sizeof(cu_tensor_map) / sizeof(uint64_t)]; /* memory of these need not be aligned as a map's is */
+} kept_map;
+
+/* A launch's function in one context, how many tiles run there at the same time, and its maps, under the card's lock. */
 typedef struct entry {
     cu_function function;
     int room;
+    kept_map maps[TILE_CUDA_MAX_MAPS];
 } entry;
 
 typedef struct loaded {
@@ -151,8 +163,8 @@ static OrtStatus* load_entry(const session* of, const tile_cuda_launch* launch, 
 }
 
 /* The entries for `context`, which is current; the caller holds the lock. */
-static OrtStatus* load_context(const session* of, tile_card* card, cu_context context, const entry** out) {
-    for (const loaded* one = card->contexts; one != NULL; one = one->next) {
+static OrtStatus* load_context(const session* of, tile_card* card, cu_context context, entry** out) {
+    for (loaded* one = card->contexts; one != NULL; one = one->next) {
         if (one->context == context) {
             *out = one->entries;
             return NULL;
@@ -177,7 +189,7 @@ static OrtStatus* load_context(const session* of, tile_card* card, cu_context co
     return NULL;
 }
 
-static OrtStatus* entries_of(const session* of, tile_card* card, cu_context context, const entry** out) {
+static OrtStatus* entries_of(const session* of, tile_card* card, cu_context context, entry** out) {
     pthread_mutex_lock(&card->lock);
     OrtStatus* status = load_context(of, card, context, out);
     pthread_mutex_unlock(&card->lock);
@@ -189,7 +201,7 @@ OrtStatus* tile_prepare_card(const tile_host* host, const char* op, tile_card* c
     TILE_TRY(open_session(host, op, &of));
     cu_context context = NULL;
     CU_TRY(&of, cuCtxGetCurrent(&context));
-    const entry* entries = NULL;
+    entry* entries = NULL;
     return context == NULL ? NULL : entries_of(&of, card, context, &entries);
 }
 
@@ -201,29 +213,49 @@ typedef struct tensors {
     int32_t count;
 } tensors;
 
-static OrtStatus* encode_map(const session* of, const tile_cuda_launch* launch, int32_t index, const int64_t* symbols,
-                             const tensors* all, cu_tensor_map* out) {
-    const tile_cuda_map* map = &launch->maps[index];
-    uint64_t dims[TILE_CUDA_MAX_RANK];
+static OrtStatus* encode_map(const session* of, const tile_cuda_map* map, void* address, const uint64_t* dims,
+                             cu_tensor_map* out) {
     uint64_t pitches[TILE_CUDA_MAX_RANK];
     const uint32_t steps[TILE_CUDA_MAX_RANK] = {1, 1, 1, 1, 1};
-    launch->dims(symbols, index, dims);
     uint64_t pitch = (uint64_t)map->element_bytes;
+    for (int32_t axis = 0; axis < map->rank; axis++) {
+        pitch *= dims[axis];
+        pitches[axis] = pitch;
+    }
+    CU_TRY(of, cuTensorMapEncodeTiled(out, map->type, (uint32_t)map->rank, address, dims, pitches, map->box, steps, 0,
+                                      map->swizzle, CU_PROMOTE_256, 0));
+    return NULL;
+}
+
+/* The map that a launch was given last, if it is of the same memory, or a new one. */
+static OrtStatus* find_map(const session* of, tile_card* card, const tile_cuda_launch* launch, int32_t index,
+                           const int64_t* symbols, const tensors* all, kept_map* kept, cu_tensor_map* out) {
+    const tile_cuda_map* map = &launch->maps[index];
+    void* address = all->at[map->tensor];
+    uint64_t dims[TILE_CUDA_MAX_RANK] = {0};
+    launch->dims(symbols, index, dims);
     for (int32_t axis = 0; axis < map->rank; axis++) {
         if (dims[axis] == 0) {
             return tile_refuse(of->api, ORT_INVALID_ARGUMENT, of->op,
                                "tensor %d is empty, and nothing can be summed over it on a card", (int)map->tensor);
         }
-        pitch *= dims[axis];
-        pitches[axis] = pitch;
     }
-    CU_TRY(of, cuTensorMapEncodeTiled(out, map->type, (uint32_t)map->rank, all->at[map->tensor], dims, pitches, map->box,
-                                      steps, 0, map->swizzle, CU_PROMOTE_256, 0));
+    pthread_mutex_lock(&card->lock);
+    const bool same = kept->address == address && memcmp(kept->dims, dims, sizeof dims) == 0;
+    if (same) memcpy(out, kept->words, sizeof *out);
+    pthread_mutex_unlock(&card->lock);
+    if (same) return NULL;
+    TILE_TRY(encode_map(of, map, address, dims, out));
+    pthread_mutex_lock(&card->lock);
+    kept->address = address;
+    memcpy(kept->dims, dims, sizeof dims);
+    memcpy(kept->words, out, sizeof *out);
+    pthread_mutex_unlock(&card->lock);
     return NULL;
 }
 
-static OrtStatus* launch_one(const session* of, const tile_cuda_launch* launch, const entry* at, const int64_t* symbols,
-                             tensors* all, cu_stream stream) {
+static OrtStatus* launch_one(const session* of, tile_card* card, const tile_cuda_launch* launch, entry* at,
+                             const int64_t* symbols, tensors* all, cu_stream stream) {
     const int64_t tiles = launch->tiles(symbols);
     if (tiles <= 0) return NULL;
     if (tiles > INT32_MAX) {
@@ -235,7 +267,7 @@ static OrtStatus* launch_one(const session* of, const tile_cuda_launch* launch, 
     void* arguments[MAX_ARGUMENTS];
     int32_t count = 0;
     for (int32_t i = 0; i < launch->n_maps; i++) {
-        TILE_TRY(encode_map(of, launch, i, symbols, all, &maps[i]));
+        TILE_TRY(find_map(of, card, launch, i, symbols, all, &at->maps[i], &maps[i]));
         arguments[count++] = &maps[i];
     }
     for (int32_t i = 0; i < launch->n_pointers; i++) arguments[count++] = &all->at[launch->pointers[i]];
@@ -245,8 +277,16 @@ static OrtStatus* launch_one(const session* of, const tile_cuda_launch* launch, 
     }
     const int64_t running = launch->blocks > 0 && tiles > at->room ? at->room : tiles;
     const uint32_t blocks = (uint32_t)running * launch->cluster;
-    CU_TRY(of, cuLaunchKernel(at->function, blocks, 1, 1, launch->threads, 1, 1, launch->shared_bytes, stream, arguments,
-                              NULL));
+    cu_attribute early = {.id = CU_EARLY, .value.early = 1};
+    const cu_launch shape = {
+        .grid = {blocks, 1, 1},
+        .block = {launch->threads, 1, 1},
+        .shared_bytes = launch->shared_bytes,
+        .stream = stream,
+        .attributes = &early,
+        .n_attributes = card->cuda->major >= CU_EARLY_MAJOR ? 1 : 0,
+    };
+    CU_TRY(of, cuLaunchKernelEx(&shape, at->function, arguments, NULL));
     return NULL;
 }
 
@@ -264,11 +304,11 @@ static OrtStatus* check_addresses(const session* of, const tensors* all) {
 /* All launches, with scratch in place and the context current. */
 static OrtStatus* launch_all(const session* of, tile_card* card, cu_context context, const int64_t* symbols,
                              tensors* all, cu_stream stream) {
-    const entry* entries = NULL;
+    entry* entries = NULL;
     TILE_TRY(entries_of(of, card, context, &entries));
     TILE_TRY(check_addresses(of, all));
     for (int32_t i = 0; i < card->cuda->n_launches; i++) {
-        TILE_TRY(launch_one(of, &card->cuda->launches[i], &entries[i], symbols, all, stream));
+        TILE_TRY(launch_one(of, card, &card->cuda->launches[i], &entries[i], symbols, all, stream));
     }
     return NULL;
 }

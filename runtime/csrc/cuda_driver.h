@@ -26,6 +26,7 @@ typedef struct cu_attribute {
         struct {
             uint32_t x, y, z;
         } cluster;
+        int32_t early;
     } value;
 } cu_attribute;
 
@@ -46,6 +47,7 @@ enum {
     CU_MAX_DYNAMIC_SHARED = 8, /* of a function */
     CU_WIDE_CLUSTER = 14,
     CU_CLUSTER_SHAPE = 4,      /* of a launch */
+    CU_EARLY = 6,              /* it may begin before the one before it in its stream has ended */
     CU_PORTABLE_CLUSTER = 8,   /* blocks that any card's clusters may have */
     CU_PROMOTE_256 = 3,
 };
@@ -67,9 +69,7 @@ typedef struct cu_driver {
     cu_result (*cuTensorMapEncodeTiled)(cu_tensor_map* map, int type, uint32_t rank, void* address,
                                         const uint64_t* dims, const uint64_t* pitches, const uint32_t* box,
                                         const uint32_t* steps, int interleave, int swizzle, int promotion, int fill);
-    cu_result (*cuLaunchKernel)(cu_function function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,
-                                uint32_t block_x, uint32_t block_y, uint32_t block_z, uint32_t shared_bytes,
-                                cu_stream stream, void** arguments, void** extra);
+    cu_result (*cuLaunchKernelEx)(const cu_launch* launch, cu_function function, void** arguments, void** extra);
 } cu_driver;
 
 /* The driver, or NULL with the reason in `*why`, which stays. Any number of threads may ask at once. */

@@ -94,7 +94,7 @@ def test_a_product_is_launched_as_planned(product: card_library.Made, fake: Path
     (launch,) = [line for line in found["log"] if line.startswith("launch ")]
     assert launch == (
         f"launch {many.name} grid {min(tiles, 132)} 1 1 block {plan.threads} 1 1 "
-        f"shared {plan.shared_bytes} stream c5 extra 0 with map 0 map 1 map 2 {BIAS:x} 1500"
+        f"shared {plan.shared_bytes} stream c5 extra 0 attribute 6 is 1 with map 0 map 1 map 2 {BIAS:x} 1500"
     )
     assert f"attribute 8 {plan.shared_bytes}" in found["log"]
     assert "load elf" in found["log"]
@@ -112,6 +112,15 @@ def test_kernels_are_loaded_once(product: card_library.Made, fake: Path) -> None
     found = call(product, fake, inputs=product_inputs(), arguments="mmmpi mmmpi mmmpi", times=3)
     assert found["log"].count("load elf") == 2  # one kernel for few rows, one for many
     assert sum(line.startswith("launch ") for line in found["log"]) == 3
+
+
+def test_maps_of_the_same_memory_are_encoded_once(product: card_library.Made, fake: Path) -> None:
+    found = call(product, fake, inputs=product_inputs(), arguments="mmmpi mmmpi mmmpi", times=3)
+    launches = [line.partition(" with ")[2] for line in found["log"] if line.startswith("launch ")]
+    outputs = [line for line in found["log"] if line.startswith("map ") and " dims 1016 1500 " in line]
+    maps = [line for line in found["log"] if line.startswith("map ")]
+    assert len(maps) == 2 + len(outputs)  # the inputs' once, the output's wherever it lay elsewhere
+    assert all(line.startswith("map 0 map 1 map ") for line in launches)
 
 
 def test_no_rows_launch_nothing(product: card_library.Made, fake: Path) -> None:
@@ -157,7 +166,7 @@ def test_computed_operands_go_through_scratch(rotated: card_library.Made, fake: 
     [
         ({"driver": {"fake_major": 8}}, "built for sm_90a, which is compute capability 9.0; Imaginary has 8.0. Build"),
         ({"driver": {"fake_room": 1024}}, "takes "),
-        ({"driver": {"fake_failing": 700}}, "cuLaunchKernel failed: an illegal memory access was encountered (700)"),
+        ({"driver": {"fake_failing": 700}}, "cuLaunchKernelEx failed: an illegal memory access was encountered (700)"),
         ({"inputs": [[X + 8, 10, [5, 1032]], *product_inputs()[1:]]}, "tensor 0 starts at 0x1000008; kernels on cards"),
         ({"inputs": [[X, 10, [5, 1031]], *product_inputs()[1:]]}, "input 0, dim 1: expected 1032, found 1031"),
         ({"inputs": [[X, 1, [5, 1032]], *product_inputs()[1:]]}, "input 0 has ONNX element type 1, expected 10"),

@@ -26,6 +26,20 @@ TILE_FN void pin(u32 (&d)[N]) {
   TILE_UNROLL for (int x = 0; x < N; x++) asm volatile("" : "+r"(d[x])::"memory");
 }
 
+template <int First, int Count, int N>
+TILE_FN void pin_part(u32 (&d)[N]) {
+  TILE_UNROLL for (int x = First; x < First + Count; x++) asm volatile("" : "+r"(d[x])::"memory");
+}
+
+// ---- launches that follow each other ----
+// From sm_90 on they may begin while the one before them in their stream still runs: what is read of it, or written for
+// others to read, comes after `grid_wait`. Those that follow are let in there, too, so that one at most is waiting.
+TILE_FN void grid_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- element types ----
 TILE_FN float from_bf16(u16 x) { return __int_as_float((u32)x << 16); }
 TILE_FN float from_f16(u16 x) {
@@ -124,11 +138,11 @@ TILE_FN float tile_exp2(float x) {
 }
 TILE_FN float tile_exp(float x) { return tile_exp2(x * 1.4426950408889634f); }
 TILE_FN float tile_sigmoid(float x) { return __fdividef(1.0f, 1.0f + tile_exp(-x)); }
-TILE_FN float tile_tanh(float x) {
-  float square = x * x;
+TILE_FN float tile_tanh(float x) {  // without branches; what overflows divides 2 to 0, NaN stays
+  float square = x * x, inverse;
   float small = x * (1.0f + square * (-0.333333333f + square * 0.133333333f));
-  float large = 1.0f - __fdividef(2.0f, 1.0f + tile_exp(2.0f * fminf(fabsf(x), 20.0f)));
-  return x != x ? x : fabsf(x) < 0.06f ? small : copysignf(large, x);
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + tile_exp2(2.885390082f * fabsf(x))));
+  return fabsf(x) < 0.06f ? small : copysignf(1.0f - 2.0f * inverse, x);
 }
 TILE_FN float tile_max(float x, float y) {  // NaN if either is
   float z;

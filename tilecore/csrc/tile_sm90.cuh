@@ -71,6 +71,7 @@ TILE_FN float exchange_read(u32 address) {
 }
 
 // ---- tensor copies: coordinates innermost first ----
+TILE_FN void map_fetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 #define TILE_LOAD "cp.async.bulk.tensor."
 #define TILE_LOAD_TAIL ".shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {"
 TILE_FN void load_tile(u32 to, const TensorMap* map, u32 barrier, int a) {

@@ -13,7 +13,7 @@ MAP_TYPES = {
 SWIZZLES, PROMOTE_256 = {32: 1, 64: 2, 128: 3}, 3  # by the bytes of a box along its last dim
 MAX_DYNAMIC_SHARED, WIDE_CLUSTER = 8, 14  # attributes of a function
 PROCESSORS, MAJOR, MINOR, SHARED_BYTES = 16, 75, 76, 97  # attributes of a device
-CLUSTER_SHAPE = 4  # an attribute of a launch
+CLUSTER_SHAPE, EARLY = 4, 6  # attributes of a launch; EARLY: it may begin before the one before it in its stream ends
 PORTABLE_CLUSTER = 8  # blocks that any card's clusters may have
 
 
@@ -72,7 +72,7 @@ def load_function(image: bytes, name: str, shared_bytes: int, *, wide_cluster: b
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute; of its value the three words of a cluster's shape are used."""
+    """CUlaunchAttribute; of its value, as many words as the attribute has."""
 
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16)]
 
@@ -95,6 +95,16 @@ def clusters(function: ctypes.c_void_p, cluster: int, threads: int, shared_bytes
     if count.value == 0:
         raise CudaError(f"no cluster of {cluster} blocks with {shared_bytes} bytes of shared memory each fits the card")
     return count.value
+
+
+def launch(
+    function: ctypes.c_void_p, blocks: int, threads: int, shared_bytes: int, stream: int, arguments: Any, *, early: bool
+) -> None:
+    """Put a kernel on a stream. `early`: it sets itself up while the one before it ends, and waits for that itself."""
+    begin = _Attribute(EARLY, 0, (ctypes.c_uint * 16)(1))
+    shape = (blocks, 1, 1), (threads, 1, 1), shared_bytes
+    config = _Launch(*shape, ctypes.c_void_p(stream), ctypes.pointer(begin), int(early))
+    call("cuLaunchKernelEx", ctypes.byref(config), function, arguments, None)
 
 
 def processors(device: int) -> int:

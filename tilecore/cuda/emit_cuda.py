@@ -108,7 +108,7 @@ def _layout(plan: KernelPlan) -> list[str]:
 
 
 def _barriers(plan: KernelPlan) -> list[str]:
-    lines = ["if (threadIdx.x == 0) {"]
+    lines = ["if (threadIdx.x == 0) {", *(f"  map_fetch(&{one.name});" for one in plan.maps)]
     for ring in plan.rings:
         lines.append(f"  for (int i = 0; i < {ring.slots}; i++) {{")
         lines.append(f"    barrier_init(full_{ring.name} + 8 * i, 1);")
@@ -118,7 +118,7 @@ def _barriers(plan: KernelPlan) -> list[str]:
     for number in range(len(plan.split.groups)):
         lines.append(f"  barrier_init(ready_{number}, consumers * {plan.cluster});")
         lines.append(f"  barrier_init(done_{number}, consumers * {plan.cluster});")
-    return [*lines, "}", "barriers_ready();", *(["cluster_ready();"] if plan.cluster > 1 else [])]
+    return [*lines, "}", "barriers_ready();", *(["cluster_ready();"] if plan.cluster > 1 else []), "grid_wait();"]
 
 
 def tiles_of(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:

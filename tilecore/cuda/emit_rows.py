@@ -70,6 +70,7 @@ class _Rows:
         for buffer in plan.program.buffers:
             size = f"[{self.count}]" if len(buffer.shape) == 2 else ""
             lines.append(f"{held(buffer.dtype)} {buffer.name}{size};")
+        lines.append("grid_wait();")
         for fetch in plan.fetches:
             lines += self._fetch(fetch)
         for stmt in plan.program.body:

@@ -21,6 +21,7 @@ from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import MapPlan
 from tilecore.cuda.row_plan import RowPlan
 
+EARLY_ARCH = "sm_90a"  # whose kernels may begin before the launch before them has ended
 PITCH = 16  # bytes that every pitch and address of a tensor copy is a multiple of
 
 
@@ -66,10 +67,8 @@ class Launcher:
         blocks = min(tiles, room) * cluster
         values = self._arguments(found, sizes)
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        driver.call(
-            "cuLaunchKernel", self.functions[context], blocks, 1, 1, self.plan.threads, 1, 1, self.plan.shared_bytes,
-            ctypes.c_void_p(stream), pointers, None,
-        )  # fmt: skip
+        shape = blocks, self.plan.threads, self.plan.shared_bytes
+        driver.launch(self.functions[context], *shape, stream, pointers, early=self.plan.profile.arch == EARLY_ARCH)
 
     def _check_card(self, device: int) -> None:
         profile, found = self.plan.profile, driver.capability(device)

@@ -212,23 +212,24 @@ def before_loop(levels: Levels, origin: str) -> list[str]:
 
 def product_text(levels: Levels, gemm: Gemm, right: Staged, call: str, freed: list[str]) -> list[str]:
     """The product of a tile. By warps, of 16 rows each by 8 columns at a time, parts of the depth in turn, and then its
-    slot is `freed`; by warpgroups through `call` for step x of the depth: its bytes are read while the products before
-    run, whose slot is free then.
+    slot is `freed`; by warpgroups through `call` for step x of the depth, in two halves: while one is multiplied, the
+    other one's registers are written. The slot before is free when its second half is done.
     """
     name = gemm.a.name
     if not levels.by_warps:
-        return [
-            *_read(levels, "slot"),
-            "products_wait<0>();",
-            f"pin({name});",  # in use until here
-            *freed,
-            *_decode(levels, name),
-            f"pin({name});",
-            f"pin({gemm.c.name});",
-            "products_fence();",
-            f"TILE_UNROLL for (int x = 0; x < {DECODED // 16}; x++) {call}",
-            "products_commit();",
-        ]
+        lines, steps, words = _read(levels, "slot"), DECODED // 16 // 2, STEPS // 2
+        for half in range(2):
+            lines += [
+                "products_wait<1>();",
+                f"pin_part<{half * words}, {words}>({name});",  # in use until here
+                *(freed if half else []),
+                *_decode(levels, name, half * words, words),
+                f"pin_part<{half * words}, {words}>({name});",
+                "products_fence();",
+                f"TILE_UNROLL for (int x = {half * steps}; x < {(half + 1) * steps}; x++) {call}",
+                "products_commit();",
+            ]
+        return lines
     at = f"tile_{gemm.b.name} + slot * {right.bytes} + part * {right.chunk_rows * 128}"
     issue = f"warp_product_{levels.dtype}({gemm.c.name} + 4 * group, {name} + 4 * y"
     return [
@@ -275,8 +276,8 @@ def _read_words(levels: Levels, slot: str) -> list[str]:
     ]
 
 
-def _decode(levels: Levels, target: str) -> list[str]:
-    """Those bytes as halves, to registers."""
+def _decode(levels: Levels, target: str, start: int = 0, count: int = STEPS) -> list[str]:
+    """Those bytes as halves, to `count` registers from `start` on."""
     bits, flip = levels.decoding.bits, levels.decoding.flip
     ones = f"{(ONES[levels.dtype] | flip) * 0x10001:#010x}u"
     each = 16 // bits  # pairs of a word
@@ -291,7 +292,7 @@ def _decode(levels: Levels, target: str) -> list[str]:
     lines, value = _value(levels, pair, floats)
     place = f"part * {DECODED}" if levels.by_warps else "x / 4 * 16"
     return [
-        f"TILE_UNROLL for (int x = 0; x < {STEPS}; x++) {{",
+        f"TILE_UNROLL for (int x = {start}; x < {start + count}; x++) {{",
         f"  const int run = {place} / {levels.run} * 2 + x % 2;",
         *("  " + line for line in lines),
         f"  {target}[x] = {value};",

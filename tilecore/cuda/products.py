@@ -8,7 +8,7 @@ from tilecore.cuda.roles import CHUNK, Roles, Staged, extents
 from tilecore.graph import depth_axes
 from tilecore.ir import Gemm, statements
 
-SHORT = 4  # steps of the depth whose products of 8 bits have a sum of their own
+SHORT = 8  # steps of the depth whose products of 8 bits have a sum of their own
 EIGHTH = {"f8e4m3": "e4m3", "f8e5m2": "e5m2"}  # types by what instructions call them
 
 

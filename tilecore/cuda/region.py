@@ -11,13 +11,14 @@ from typing import TypeVar
 
 from tilecore.canonical import canonical
 from tilecore.compile import Dump
-from tilecore.contract.expr import Const, Sym, binary, const
-from tilecore.contract.spec import ContractionSpec, Spec, check, outputs_of
+from tilecore.contract.expr import Const, Expr, Sym, binary, const
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec, check, outputs_of
 from tilecore.cuda.adapt import Adapted, adaptations
 from tilecore.cuda.compile import CudaKernel, CudaSource, build, candidates, dump_stages, write
 from tilecore.cuda.emit_launch import Launch, Signature, check_maps, emit_launch
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.profile import H100, GpuProfile
+from tilecore.cuda.reshape import single_query
 from tilecore.emit_host import symbol_order
 from tilecore.errors import TileError
 
@@ -59,7 +60,11 @@ def compile_region(
 
     adapted, kernels = _first(spec, profile, label, make)
     launches = [Launch(kernel) for kernel in kernels[:-1]]
-    launches += _by_rows(adapted.spec, kernels[-1], lambda rows: _made(adapted.spec, profile, label, make, rows=rows))
+
+    def few(one: Spec, rows: int | None = None) -> CudaKernel:
+        return _made(one, profile, label, make, rows=rows)
+
+    launches += _by_rows(adapted.spec, kernels[-1], few)
     symbols = tuple(Sym(name) for name in symbol_order(spec.inputs))
     inputs, outputs = (tuple(tensor.name for tensor in side) for side in (spec.inputs, outputs_of(spec)))
     text = emit_launch(launches, Signature(inputs, outputs, symbols, adapted.scratch), PLACEHOLDER)
@@ -70,18 +75,26 @@ def compile_region(
     return CudaRegion(symbol, text.replace(PLACEHOLDER, symbol), tuple(launch.kernel for launch in launches))
 
 
-def _by_rows(spec: Spec, many: CudaKernel, few: Callable[[int], CudaKernel]) -> list[Launch]:
-    """The kernel of a region, and another one for products of few rows where the number is known at run time only."""
-    if not isinstance(spec, ContractionSpec) or isinstance(spec.a.shape[1], Const):
-        return [Launch(many)]
+def _by_rows(spec: Spec, many: CudaKernel, few: Callable[..., CudaKernel]) -> list[Launch]:
+    """The kernel of a region, and another one where a number that is known at run time only is small: for products of
+    few rows, and for attention of a single query.
+    """
+    rows: Expr
     try:
-        other = few(FEW)
+        match spec:
+            case ContractionSpec() if not isinstance(spec.a.shape[1], Const):
+                rows, other = spec.a.shape[1], few(spec, FEW)
+                conditions = binary("le", rows, const(FEW)), binary("gt", rows, const(FEW))
+            case AttentionSpec() if (single := single_query(spec)) is not None:
+                rows, other = single[0], few(single[1])
+                conditions = binary("eq", rows, const(1)), binary("ne", rows, const(1))
+            case _:
+                return [Launch(many)]
     except CudaError:  # then the one serves all
         return [Launch(many)]
     if other.source == many.source:
         return [Launch(many)]
-    rows = spec.a.shape[1]
-    return [Launch(other, binary("le", rows, const(FEW))), Launch(many, binary("gt", rows, const(FEW)))]
+    return [Launch(other, conditions[0]), Launch(many, conditions[1])]
 
 
 def _first(

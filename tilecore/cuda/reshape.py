@@ -5,8 +5,8 @@ Comes in: a spec. Goes out: an equal one, or None where there is no such form. N
 
 from dataclasses import replace
 
-from tilecore.contract.expr import Const, Expr, Op, Var, children, const, substitute
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, View, extent_of
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, children, const, rewrite, substitute
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Tensor, View, extent_of
 
 
 def turned(spec: ContractionSpec) -> ContractionSpec | None:
@@ -66,6 +66,64 @@ def heads_as_queries(spec: AttentionSpec) -> AttentionSpec | None:
         score=expression(spec.score, h, q),
         sink=None if spec.sink is None else queries(spec.sink),
         outputs=tuple(result(old) for old in spec.outputs),
+    )
+
+
+def single_query(spec: AttentionSpec) -> tuple[Sym, AttentionSpec] | None:
+    """(the dim, the spec where it is 1) for a number of queries that is a dim known at run time only; None where it is
+    not, or where the keys are as many.
+    """
+    dim = extent_of(spec.score_axes[2])
+    if not isinstance(dim, Sym):
+        return None
+    one: dict[Expr, Expr] = {dim: const(1)}
+
+    def tensor(old: Tensor) -> Tensor:
+        return replace(old, shape=tuple(substitute(extent, one) for extent in old.shape))
+
+    def expression(expr: Expr) -> Expr:
+        return rewrite(expr, node)
+
+    def node(old: Expr) -> Expr | None:
+        match old:
+            case Sym() if old == dim:
+                return const(1)
+            case Var() if old.extent is not None:
+                return replace(old, extent=substitute(old.extent, one))
+            case Load() if isinstance(old.source, Tensor):
+                return Load(tensor(old.source), old.index, old.span)
+            case _:
+                return None
+
+    def axis(old: Var) -> Var:
+        found = expression(old)
+        assert isinstance(found, Var)
+        return found
+
+    def view(old: View) -> View:
+        return View(old.name, tuple(map(axis, old.axes)), expression(old.value))
+
+    def result(old: Result) -> Result:
+        place = old.place
+        index = tuple(map(expression, place.index))
+        return Result(Place(tensor(place.tensor), tuple(map(axis, place.axes)), index), expression(old.value))
+
+    b, h, q, k = map(axis, spec.score_axes)
+    if isinstance(extent_of(k), Const) and not isinstance(extent_of(spec.score_axes[3]), Const):
+        return None
+    return dim, replace(
+        spec,
+        inputs=tuple(map(tensor, spec.inputs)),
+        q=view(spec.q),
+        k=view(spec.k),
+        v=view(spec.v),
+        score_axes=(b, h, q, k),
+        score=expression(spec.score),
+        sink=None if spec.sink is None else view(spec.sink),
+        outputs=tuple(map(result, spec.outputs)),
+        weight=None if spec.weight is None else expression(spec.weight),
+        reductions=tuple(replace(step, value=expression(step.value)) for step in spec.reductions),
+        requires=tuple(map(expression, spec.requires)),
     )
 
 

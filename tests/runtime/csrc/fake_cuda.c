@@ -13,7 +13,7 @@ VISIBLE char fake_log[1 << 16];
 VISIBLE char fake_arguments[256];
 VISIBLE int fake_major = 9;
 VISIBLE int fake_room = 232448; /* bytes of shared memory of a block */
-VISIBLE int fake_failing; /* the status of cuLaunchKernel */
+VISIBLE int fake_failing; /* the status of cuLaunchKernelEx */
 VISIBLE uintptr_t fake_current = 0xc0;
 
 static void note(const char* format, ...) {
@@ -77,10 +77,23 @@ VISIBLE int cuTensorMapEncodeTiled(uint64_t* map, int type, uint32_t rank, void*
     map[0] = number++;
     return 0;
 }
-VISIBLE int cuLaunchKernel(const char* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                           unsigned bz, unsigned shared, uintptr_t stream, void** arguments, void** extra) {
-    note("launch %s grid %u %u %u block %u %u %u shared %u stream %lx extra %d with", function, gx, gy, gz, bx, by, bz,
-         shared, (long)stream, extra != NULL);
+/* CUlaunchAttribute and CUlaunchConfig, as far as they are used. */
+typedef struct attribute {
+    int id, pad, value[16];
+} attribute;
+typedef struct config {
+    unsigned grid[3], block[3], shared;
+    uintptr_t stream;
+    const attribute* attributes;
+    unsigned count;
+} config;
+
+VISIBLE int cuLaunchKernelEx(const config* launch, const char* function, void** arguments, void** extra) {
+    const unsigned *grid = launch->grid, *block = launch->block;
+    note("launch %s grid %u %u %u block %u %u %u shared %u stream %lx extra %d", function, grid[0], grid[1], grid[2],
+         block[0], block[1], block[2], launch->shared, (long)launch->stream, extra != NULL);
+    for (unsigned i = 0; i < launch->count; i++) note(" attribute %d is %d", launch->attributes[i].id, launch->attributes[i].value[0]);
+    note(" with");
     const char* kinds = fake_arguments;
     for (int i = 0; kinds[i] != '\0' && kinds[i] != ' '; i++) {
         if (kinds[i] == 'm') note(" map %d", (int)*(uint64_t*)arguments[i]);
