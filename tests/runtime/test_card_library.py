@@ -185,7 +185,7 @@ def test_without_a_driver_the_op_for_cards_says_so(product: card_library.Made) -
     assert "without CUDAExecutionProvider it runs on the processor" in found["refused"]
 
 
-SIZES = {"M": 333, "S": 130, "B": 2, "(S * 2)": 260, "F": 5}
+SIZES = {"M": 333, "S": 130, "B": 2, "(S * 2)": 260, "F": 5, "Q": 1, "T": 3, "K": 900}
 SPECS = {
     "product": product_spec(ProductForm(Sym("M"), 520, 512, F16, program="gelu")),
     "rows of weights": product_spec(ProductForm(77, 520, 512, BF16, right_rows=True, program="residual")),
@@ -194,6 +194,8 @@ SPECS = {
     "linear attention": linear_spec(LinearForm(2, 3, 130, 64, 64, F16)),
     "attention": attention_spec(AttentionForm(2, 4, Sym("S"), Sym("S"), 64, F16, causal=True)),
     "decode": attention_spec(AttentionForm(1, 32, 1, 900, 128, F16, groups=4)),
+    "one query at run time": attention_spec(AttentionForm(2, 8, Sym("Q"), Sym("K"), 128, F16, groups=4)),
+    "few queries at run time": attention_spec(AttentionForm(2, 8, Sym("T"), Sym("K"), 128, F16, groups=4)),
     "rotated": rotated_attention(),
     "packed": packed_attention(),
     "masked": masked_attention(),

@@ -16,6 +16,7 @@ from tilecore.cuda.adapt import SIZES, Adapted, adaptations
 from tilecore.cuda.compile import candidates, write
 from tilecore.cuda.profile import H100
 from tilecore.cuda.region import refusal
+from tilecore.cuda.reshape import single_query
 
 
 def packed_weights() -> ContractionSpec:
@@ -155,3 +156,20 @@ def test_rows_that_tensor_copies_cannot_step_over_are_refused() -> None:
     said = refusal(product_spec(ProductForm(64, 64, Sym("M"))))
     assert said is not None
     assert "has rows of M elements: tensor copies need rows that are a multiple of 8" in said
+
+
+def test_a_single_query_at_run_time_is_told_as_one() -> None:
+    form = AttentionForm(2, 8, Sym("S"), Sym("K"), 128, groups=4, program="bias")
+    found = single_query(attention_spec(form))
+    assert found is not None
+    dim, one = found
+    assert dim == Sym("S")
+    assert one == attention_spec(replace(form, queries=1))
+    choice = candidates(one, H100)[0]
+    assert choice.spec is not None  # heads that share keys are the queries of a tile
+    assert choice.config["block_m"] == 64
+
+
+def test_queries_that_are_as_many_as_the_keys_or_known_are_left() -> None:
+    for queries, keys in ((Sym("S"), Sym("S")), (7, Sym("K"))):
+        assert single_query(attention_spec(AttentionForm(2, 8, queries, keys, 64))) is None
