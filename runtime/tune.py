@@ -1,10 +1,12 @@
 """Tuning: measures the best candidates of recommendation for every kernel of a model, and remembers what it found.
 
 Comes in: a model. Goes out: a row per distinct kernel, with what was recommended and what measured best. `optimize`
-takes the best from then on, on the same kind of machine. One process measures at a time: others wait for it.
+takes the best from then on, on the same kind of machine. One process measures at a time: others wait for it. A Python
+file with kernels under `tilecore.autotune` does as well: calls of these take the best from then on.
 """
 
 import fcntl
+import runpy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +17,15 @@ from runtime.compile import CompileError, fuse
 from runtime.machine import machine_profile
 from runtime.options import Options
 from runtime.tuned import TunedStore, config_text, parse_config, shape_class, tuned_store
+from tilecore.call import KernelError
 from tilecore.compile import prepare
 from tilecore.contract.spec import Spec
+from tilecore.errors import TileError
 from tilecore.profile import HardwareProfile
 from tilecore.recommend import nominal_sizes, rank
 from tilecore.search import time_configs
 from tilecore.toolchain import BuildError, Toolchain, find_toolchain
+from tilecore.tuned import Tuned
 
 TOP = 5
 SIZES = (128, 512)
@@ -70,6 +75,47 @@ def tune(
             found.append(_tune_spec(spec, kind, label, len(regions), store, profile, toolchain, top, sizes))
     except (LoadError, BuildError, OSError) as error:
         raise CompileError(str(error)) from error
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class TunedFunction:
+    """One kernel of a Python file: its name, the fastest configuration, microseconds of all, or why there are none."""
+
+    name: str
+    best: Mapping[str, object]
+    microseconds: Mapping[str, float]
+    problem: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """The fields."""
+        return {
+            "name": self.name, "best": dict(self.best), "microseconds": dict(self.microseconds),
+            "problem": self.problem,
+        }  # fmt: skip
+
+
+def tune_functions(path: Path, dims: Mapping[str, int], *, progress: Progress) -> tuple[TunedFunction, ...]:
+    """Measure every kernel under `tilecore.autotune` that the Python file at `path` defines, in its order.
+
+    `dims` has sizes of symbolic dims and values of parameters by name; kernels take those that they have. The file is
+    run. CompileError when it cannot be, or has no such kernel.
+    """
+    try:
+        names = runpy.run_path(str(path))
+    except (OSError, ImportError, SyntaxError, TileError) as error:
+        raise CompileError(f"{path}: {error}") from error
+    functions = {name: value for name, value in names.items() if isinstance(value, Tuned)}
+    if not functions:
+        raise CompileError(f"{path} has no kernel under tilecore.autotune")
+    found: list[TunedFunction] = []
+    for name, function in functions.items():
+        progress(f"kernel {name}")
+        try:
+            choice = function.best((), function.takes(dims))
+            found.append(TunedFunction(name, choice.config, choice.microseconds))
+        except (TileError, KernelError, BuildError) as error:
+            found.append(TunedFunction(name, {}, {}, str(error)))
     return tuple(found)
 
 

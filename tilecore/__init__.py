@@ -11,8 +11,9 @@ from tilecore import layout
 from tilecore.call import KernelError
 from tilecore.contract.dtype import DType
 from tilecore.errors import TileError
-from tilecore.jitted import Jit, JitKernel, autotune, compile, jit
+from tilecore.jitted import Jit, JitKernel, compile, jit
 from tilecore.scalars import ceildiv as cdiv
+from tilecore.tuned import autotune
 
 __all__ = [
     "DType",

@@ -167,9 +167,9 @@ class CompiledKernel:
         return Call(symbols, *pointers, arrays, outputs, scratch, stride, _COUNT(table.tasks)(symbols))
 
     def time_call(self, call: "Call", *, threads: int, rounds: int) -> float:
-        """Seconds of the best of `rounds` runs of a call that was prepared for as many threads.
+        """Seconds of a call, from `rounds` runs, that was prepared for as many threads.
 
-        A run's seconds are the processor time of its busiest thread, which other processes disturb little.
+        They are put together from the best time of each chunk of tasks, which other processes disturb little.
         """
         function = self.native.library.tile_time
         function.restype = ctypes.c_double

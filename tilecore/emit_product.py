@@ -134,9 +134,8 @@ def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[
 
 
 def _product(kind: ProductKind, tile: RegisterTile, target: Target, *, linkage: str = "static ") -> list[str]:
-    small = target.smallest_vectors
-    widths = {rows: tuple(dict.fromkeys((tile.vectors, small))) for rows in range(1, tile.rows + 1)}
-    widths |= {rows: tuple(dict.fromkeys((_widest(rows, target), tile.vectors, small))) for rows in WIDE_ROWS}
+    widths = {rows: _halves(tile.vectors, target) for rows in range(1, tile.rows + 1)}
+    widths |= {rows: _down(max(_widest(rows, target), tile.vectors), target) for rows in WIDE_ROWS}
     shapes = [(rows, vectors) for rows, group in widths.items() for vectors in group]
     stamped = [kind.stamp.format(rows=rows, vectors=vectors) for rows, vectors in shapes]
     if target.amx and kind.types[0] == "uint16_t":
@@ -147,6 +146,17 @@ def _product(kind: ProductKind, tile: RegisterTile, target: Target, *, linkage: 
             f"TILE_AMX_PRODUCT({kind.function}, {rows.function})",
         ]
     return [*stamped, *_function(kind, tile, widths, target, linkage)]
+
+
+def _halves(vectors: int, target: Target) -> tuple[int, ...]:
+    """Widths of tiles for what is left of the columns: half as wide each, down to one panel."""
+    small = target.smallest_vectors
+    return (small,) if vectors <= small else (vectors, *_halves(max(vectors // 2 // small, 1) * small, target))
+
+
+def _down(vectors: int, target: Target) -> tuple[int, ...]:
+    """All widths from `vectors` to one panel: with one or two rows, each column is a sum that waits for itself."""
+    return tuple(range(vectors, 0, -target.smallest_vectors))
 
 
 def _widest(rows: int, target: Target) -> int:

@@ -46,6 +46,22 @@ def complete_extents(
     missing = [name for name in open_extents(function) if name not in given]
     if not missing:
         return dict(given), "given"
+    found = _ranked(function, given, profile, operands)
+    best = found[0]
+    chosen = ", ".join(f"{name} = {best.extents[name]}" for name in missing)
+    why = f"{chosen}: of {len(found)} candidates that fit, {best.reuse:.1f} per element copied, the most"
+    return dict(best.extents), why
+
+
+def rank_extents(function: Callable[..., Any], profile: HardwareProfile) -> list[Mapping[str, int]]:
+    """Every candidate for the extents that are open, best first. TileError when none traces or fits."""
+    return [one.extents for one in _ranked(function, {}, profile, {})]
+
+
+def _ranked(
+    function: Callable[..., Any], given: Mapping[str, int], profile: HardwareProfile, operands: Mapping[str, Any]
+) -> list[_Scored]:
+    missing = [name for name in open_extents(function) if name not in given]
     found: list[_Scored] = []
     refused: TileError | None = None
     for sizes in product(CANDIDATES, repeat=len(missing)):
@@ -58,10 +74,7 @@ def complete_extents(
     if not found:
         assert refused is not None
         raise refused
-    best = max(found, key=lambda one: (one.busy, one.reuse, -one.elements))
-    chosen = ", ".join(f"{name} = {best.extents[name]}" for name in missing)
-    why = f"{chosen}: of {len(found)} candidates that fit, {best.reuse:.1f} per element copied, the most"
-    return dict(best.extents), why
+    return sorted(found, key=lambda one: (not one.busy, -one.reuse, one.elements))
 
 
 def _scored(programs: tuple[Program, ...], extents: Mapping[str, int], profile: HardwareProfile) -> _Scored:

@@ -11,8 +11,6 @@ import functools
 import hashlib
 import inspect
 import os
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -25,20 +23,18 @@ from tilecore.arguments import as_array, bind, check_written, like, size
 from tilecore.call import KernelError, Native, load_native, poisoned
 from tilecore.compile import check_limits, plan_of
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Sym, const, symbols
+from tilecore.contract.expr import Sym, const
 from tilecore.contract.spec import Tensor
 from tilecore.emit_c import FAILED, emit_c
-from tilecore.emit_expr import EmitError
 from tilecore.emit_host import Signature
-from tilecore.errors import TileError
 from tilecore.extents import complete_extents, open_extents
-from tilecore.infer import InferenceError, Plan, describe_plan
+from tilecore.infer import Plan, describe_plan
 from tilecore.ir import Assert, Program, statements, updated_tensors
 from tilecore.lower import lower
 from tilecore.printer import print_program
 from tilecore.profile import detect_profile, detect_target
 from tilecore.script import PrimFunc, scripted
-from tilecore.toolchain import BuildError, Toolchain, find_toolchain
+from tilecore.toolchain import Toolchain, find_toolchain
 from tilecore.trace import trace_all
 from tilecore.tracer import Eager, Handle, SignatureKnownError, TensorType
 
@@ -123,7 +119,7 @@ class JitKernel:
             arrays[name] = self._fresh(tensors[name], values)
         for step in self.steps:
             self._run(step, arrays, values)
-        foreign = next((value for value in arguments if not isinstance(value, np.ndarray) and _has_memory(value)), None)
+        foreign = next((value for value in arguments if not isinstance(value, np.ndarray) and has_memory(value)), None)
         results = [arrays[name] if foreign is None else like(foreign, arrays[name]) for name in self.returned]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
@@ -194,7 +190,8 @@ def _array(tensor: Tensor, value: Any) -> np.ndarray:
     return as_array(tensor.name, value)
 
 
-def _has_memory(value: Any) -> bool:
+def has_memory(value: Any) -> bool:
+    """Whether a value is an array, of whatever library."""
     return hasattr(value, "__dlpack__")
 
 
@@ -355,7 +352,7 @@ class Jit:
         if self.is_factory:
             bound = inspect.signature(self.original).bind(*arguments, **named)
             bound.apply_defaults()
-            key = _key(bound.arguments)
+            key = key_of(bound.arguments)
             if key not in self.kernels:
                 made = self.original(*arguments, **named)
                 if not isinstance(made, PrimFunc):
@@ -363,7 +360,7 @@ class Jit:
                 self.kernels[key] = build_prim(made, self.settings, bound.arguments)
             return self.kernels[key]
         if self.is_annotated:
-            key = _key(named)
+            key = key_of(named)
             if key not in self.kernels:
                 self.kernels[key] = build(self.function, self.settings, config=named)
             return self.kernels[key]
@@ -377,9 +374,9 @@ class Jit:
 
     def _declaring(self, given: dict[str, Any], constants: Mapping[str, int] | None = None) -> JitKernel:
         """The kernel of a function that declares its tensors; extents come from `constants` or arrays of `given`."""
-        python = {name: value for name, value in given.items() if not _has_memory(value)}
-        shapes = {name: tuple(value.shape) for name, value in given.items() if _has_memory(value)}
-        key = _key({**python, "shapes": tuple(shapes.items()), "constants": tuple((constants or {}).items())})
+        python = {name: value for name, value in given.items() if not has_memory(value)}
+        shapes = {name: tuple(value.shape) for name, value in given.items() if has_memory(value)}
+        key = key_of({**python, "shapes": tuple(shapes.items()), "constants": tuple((constants or {}).items())})
         if key in self.kernels:
             return self.kernels[key]
         signature = inspect.signature(self.function)
@@ -425,7 +422,8 @@ def _solve(name: str, kind: TensorType, shape: tuple[int, ...] | None, solved: d
             solved.setdefault(dim.name, int(found))
 
 
-def _key(arguments: Mapping[str, Any]) -> Any:
+def key_of(arguments: Mapping[str, Any]) -> Any:
+    """What tells calls with different Python arguments apart."""
     return tuple((name, value if value.__hash__ else repr(value)) for name, value in arguments.items())
 
 
@@ -443,89 +441,3 @@ def jit(
     if function is None:
         return lambda decorated: Jit(decorated, settings)
     return Jit(function, settings)
-
-
-def autotune(
-    configs: Sequence[Mapping[str, Any]] | None = None, *, warmup: int = 1, rep: int = 3, **hints: Any
-) -> Callable[[Jit], "Tuned"]:
-    """Decorate a `jit` function: parameters of `configs` that a call leaves out are chosen by measuring.
-
-    Each configuration is compiled and run on random inputs, `warmup` and `rep` times; the one with the least median
-    wins and is kept. One that is refused is passed over; when all are, the error lists why.
-    """
-    return lambda function: Tuned(function, tuple(configs or ()), max(1, warmup), max(1, rep))
-
-
-@dataclass
-class Tuned:
-    """A `jit` function whose configuration is measured."""
-
-    function: Jit
-    configs: tuple[Mapping[str, Any], ...]
-    warmup: int
-    rep: int
-    chosen: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """As the function itself, with the best configuration."""
-        return self.function(*arguments, **{**self.best(arguments, named), **named})
-
-    def compile(self, *arguments: Any, **named: Any) -> JitKernel:
-        """As the function's own `compile`, with the best configuration."""
-        return self.function.compile(*arguments, **{**self.best(arguments, named), **named})
-
-    def best(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The configuration for these arguments: measured once, empty when the call gives all that is tuned."""
-        names = {name for config in self.configs for name in config}
-        positional = list(inspect.signature(self.function.original).parameters)[: len(arguments)]
-        if names <= {*named, *positional}:
-            return {}
-        python = {name: value for name, value in named.items() if not _has_memory(value)}
-        shapes = tuple((tuple(v.shape), str(v.dtype)) if _has_memory(v) else v for v in arguments)
-        key = _key({**python, "arguments": shapes})
-        if key not in self.chosen:
-            self.chosen[key] = self._measured(arguments, named)
-        return self.chosen[key]
-
-    def _measured(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Mapping[str, Any]:
-        times: list[tuple[float, int]] = []
-        refused: list[str] = []
-        for number, config in enumerate(self.configs):
-            try:
-                if any(_has_memory(value) for value in (*arguments, *named.values())):
-                    call = functools.partial(self.function, *arguments, **{**config, **named})
-                else:
-                    kernel = self.function.compile(*arguments, **{**config, **named})
-                    call = functools.partial(kernel, *random_arguments(kernel))
-                times.append((median_time(call, self.warmup, self.rep), number))
-            except (TileError, InferenceError, EmitError, BuildError) as error:
-                refused.append(f"{dict(config)}: {error}")
-        if not times:
-            raise KernelError("every configuration was refused:\n" + "\n".join(refused))
-        return self.configs[min(times)[1]]
-
-
-def median_time(call: Callable[[], Any], warmup: int, rep: int) -> float:
-    """Seconds of a call."""
-    for _ in range(warmup):
-        call()
-    times: list[float] = []
-    for _ in range(rep):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def random_arguments(kernel: JitKernel) -> list[np.ndarray]:
-    """Inputs of a kernel whose dims are all known: floats around 0, small whole numbers."""
-    random = np.random.default_rng(0)
-    found: list[np.ndarray] = []
-    for name in (name for name in kernel.parameters if name not in kernel.returned):
-        tensor = kernel.tensors[name]
-        if any(symbols(dim) for dim in tensor.shape):
-            raise KernelError(f"{tensor} has dims that are not known: call the kernel with arrays")
-        shape = tuple(size(dim, {}, name) for dim in tensor.shape)
-        values = random.standard_normal(shape) if tensor.dtype.is_float else random.integers(0, 2, shape)
-        found.append(values.astype(tensor.dtype.row.numpy))
-    return found

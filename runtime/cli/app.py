@@ -29,6 +29,7 @@ from runtime.cli.tables import (
     print_regions,
     print_report,
     print_tuned,
+    print_tuned_functions,
     print_verdict,
 )
 from runtime.client import Client, random_inputs
@@ -36,7 +37,7 @@ from runtime.compile import explain, optimize
 from runtime.demo import demo
 from runtime.machine import save_profile
 from runtime.options import Options, OptionsError
-from runtime.tune import SIZES, tune
+from runtime.tune import SIZES, tune, tune_functions
 from runtime.verify import verify
 from runtime.wire import datatype_of
 from tilecore.measure import measure_profile
@@ -234,15 +235,27 @@ def profile_command(
 
 @app.command("tune")
 def tune_command(
-    model: Annotated[Path, typer.Argument(metavar=MODEL, help="The model whose kernels to tune.")],
+    model: Annotated[Path, typer.Argument(metavar=MODEL, help="The model, or the Python file, whose kernels to tune.")],
     top: Annotated[int, typer.Option(min=1, help="Candidates to measure for each kernel.")] = 5,
     size: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Size of symbolic dims; repeat for several. Default: 128 and 512."),
     ] = None,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SIZE", help="Of a Python file: a dim or a parameter of its kernels. Repeat."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the best candidates for every kernel of a model; `optimize` takes the fastest from then on."""
+    """Measure the best candidates for every kernel of a model; `optimize` takes the fastest from then on.
+
+    Of a Python file, measure the configurations of its kernels under `tilecore.autotune`; calls take the fastest.
+    """
+    if model.suffix == ".py":
+        _tune_functions(model, _dims(dim or ()), as_json)
+        return
+    if dim:
+        raise typer.BadParameter("--dim is for Python files; sizes of a model's symbolic dims are --size")
     _read_model(model)
     with Console(stderr=True).status("tuning") as status:
         found = tune(
@@ -256,6 +269,27 @@ def tune_command(
         _print_json({"kernels": [kernel.to_json() for kernel in found]})
     else:
         print_tuned(Console(), found)
+
+
+def _tune_functions(path: Path, dims: Mapping[str, int], as_json: bool) -> None:
+    with Console(stderr=True).status("tuning") as status:
+        found = tune_functions(path, dims, progress=lambda stage: status.update(f"tuning: {stage}"))
+    if as_json:
+        _print_json({"kernels": [function.to_json() for function in found]})
+    else:
+        print_tuned_functions(Console(), found)
+    if any(function.problem for function in found):
+        raise typer.Exit(1)
+
+
+def _dims(given: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if not name.isidentifier() or not value.isdigit() or int(value) < 1:
+            raise typer.BadParameter(f"--dim is {text!r}: expected NAME=SIZE, such as M=512")
+        found[name] = int(value)
+    return found
 
 
 app.command("serve")(serve_command())

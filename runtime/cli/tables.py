@@ -12,7 +12,7 @@ from rich.table import Table
 from runtime.bench import BenchResult
 from runtime.bench_regions import RegionTiming
 from runtime.report import MissReport, Report
-from runtime.tune import TunedKernel
+from runtime.tune import TunedFunction, TunedKernel
 from runtime.tuned import config_text
 from runtime.verify import Verdict
 from tilecore.measure import Measured
@@ -187,6 +187,19 @@ def print_tuned(console: Console, kernels: Sequence[TunedKernel]) -> None:
             changed = config_text(kernel.best) if kernel.best != kernel.recommended else "as recommended"
             figures = (f"{before:.1f}", f"{after:.1f}", changed)
             table.add_row(str(kernel.times), kernel.kind, escape(kernel.label), sizes, *figures)
+    console.print(table)
+
+
+def print_tuned_functions(console: Console, functions: Sequence[TunedFunction]) -> None:
+    """What each configuration of the kernels of a Python file takes, the fastest first."""
+    table = Table(title="tuned kernels", title_justify="left")
+    for column in ("kernel", "configuration", "µs"):
+        table.add_column(column, overflow="fold")
+    for function in functions:
+        if function.problem:
+            table.add_row(function.name, escape(function.problem), "")
+        for text, micros in sorted(function.microseconds.items(), key=lambda pair: pair[1]):
+            table.add_row(function.name, text, f"{micros:.1f}")
     console.print(table)
 
 

@@ -266,6 +266,36 @@ def test_tune_passes_its_arguments(run: Run, replace: Any, model: Path) -> None:
     assert found["kernels"][0]["microseconds"] == {"n=128": [20.0, 15.5]}
 
 
+KERNELS = """
+import tilecore
+import tilecore.language as T
+
+@tilecore.autotune(configs=[{"block": 4}, {"block": 8}])
+@tilecore.jit(out_idx=1, cache=CACHE)
+def copied(n, block=1):
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, block)) as b:
+            for i in T.Parallel(block):
+                B[b * block + i] = A[b * block + i]
+    return kernel
+"""
+
+
+@pytest.mark.cpu
+def test_tune_measures_kernels_of_a_python_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS.replace("CACHE", f"__import__('pathlib').Path({str(tmp_path)!r})"))
+    found = json.loads(run("tune", path, "--dim", "n=37", "--json").out)["kernels"]
+    assert [(one["name"], sorted(one["microseconds"])) for one in found] == [("copied", ["block=4", "block=8"])]
+    assert "block=8" in run("tune", path, "--dim", "n=37").out
+    path.write_text("answer = 42\n")
+    outcome = run("tune", path)
+    assert outcome.status == 1
+    assert "has no kernel under tilecore.autotune" in outcome.err
+    assert "expected NAME=SIZE" in run("tune", path, "--dim", "n").err
+
+
 def test_a_missing_or_broken_model_is_one_line(run: Run, tmp_path: Path, model: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"\xff" * 50)

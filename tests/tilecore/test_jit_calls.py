@@ -1,5 +1,6 @@
 """`jit` and `compile`: three ways to write a kernel, arrays by numpy and DLPack, and what a wrong call says."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -208,6 +209,33 @@ def test_measured_configurations(jit: Callable[..., Any]) -> None:
     tuned = tilecore.autotune(configs=[{"block": 4}, {"block": 8}], warmup=1, rep=2)(jit(factory, out_idx=1))
     assert tuned(16).config["block"] in (4, 8)
     assert tuned(16, block=2).config["block"] == 2
+
+
+def test_what_was_measured_is_remembered_by_program_and_class_of_sizes(jit: Callable[..., Any], tmp_path: Path) -> None:
+    n = T.dynamic("n")
+
+    def twice(A: T.Tensor((n, 64), "float32"), B: T.Tensor((n, 64), "float32"), block: int = T.auto) -> None:  # type: ignore[valid-type]
+        with T.Kernel(T.ceildiv(n, block)) as i:
+            for r, c in T.Parallel(block, 64):
+                B[i * block + r, c] = A[i * block + r, c] * 2.0
+
+    def tuned() -> Any:
+        return tilecore.autotune(top=3)(jit(twice, out_idx=1, cache=tmp_path))
+
+    first = tuned().best((), {"n": 100})
+    assert len(first.microseconds) == 3
+    assert not first.remembered
+    again, array = tuned(), np.full((120, 64), 3.0, np.float32)
+    np.testing.assert_array_equal(again(array), 2 * array)
+    assert again.best((array,), {}) == dataclasses.replace(first, remembered=True)
+    (record,) = (tmp_path / "tuned").glob("*.json")
+    larger = tuned().best((np.zeros((300, 64), np.float32),), {})
+    assert not larger.remembered
+    record.write_text("{}")
+    with pytest.raises(KernelError, match="delete it and tune again"):
+        tuned().best((array,), {})
+    with pytest.raises(KernelError, match="give n, or call with arrays"):
+        tuned().best((), {})
 
 
 def test_a_name_that_a_symbolic_branch_assigns_is_undecided(jit: Callable[..., Any]) -> None:
