@@ -105,6 +105,11 @@ def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
                 )
             site = cuts.sites[reached[0]]
             with stage(f"its weights come from the softmax {name_of(site.node)!r}", node=site.node):
+                if site.problem:
+                    raise LiftError(
+                        site.problem,
+                        advice="use Softmax, or subtract ReduceMax of x over the keys from x: the weights are the same",
+                    )
                 users = _makers_of(trail(site.input, frozenset(dots))[0]) | site.nodes
                 beside = key_reductions(cuts, weights, through, users, key)
                 inside = absorbed(cuts, beside.through, users | beside.nodes)
