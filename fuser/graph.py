@@ -110,9 +110,12 @@ class Remains:
         return False
 
     def waits(self, region: Region) -> bool:
-        """Whether an input of a region, which was not taken yet, depends on it. Other regions count as one node."""
-        inside = set(region.nodes)
-        low = min(self.position[node] for node in inside)
+        """Whether an input of a region, which was not taken yet, depends on a result of it.
+
+        Other regions count as one node. What the region computes and keeps to itself, others compute again.
+        """
+        results = set(region.outputs)
+        low = min(self.position[node] for node in region.nodes)
         seen: set[ir.Value] = set()
         stack = list(region.inputs)
         while stack:
@@ -123,7 +126,7 @@ class Remains:
             seen.add(value)
             maker = self.makers.get(value)
             last = node if maker is None else maker.nodes[-1]
-            if maker is None and node in inside:
+            if value in results:
                 return True
             if self.position[last] >= low:
                 stack.extend(self.reads(node) if maker is None else maker.inputs)

@@ -118,6 +118,11 @@ class _Scan:
             self.miss(kind, node, error)
             return
         try:
+            if self.cuts.remains.waits(region):  # a smaller region may do without
+                raise LiftError(
+                    "as one node it would wait for its own result: what it reads is made of what it computes",
+                    advice="nothing to do in the model: smaller regions take its parts",
+                )
             self.take(self.judged(region))
         except LiftError as error:
             self.miss(kind, node, error)

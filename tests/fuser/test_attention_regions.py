@@ -1,5 +1,6 @@
 """Attention regions in detail: what becomes an index predicate, what is loaded, and why others are refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +121,99 @@ def test_symbols_without_an_input_take_a_graph_input(tmp_path: Path) -> None:
     g.output("y", np.float32, ("batch", "seq", 8))
     spec = attention_of(scanned(g.finish(), tmp_path))
     assert [tensor.name for tensor in spec.inputs] == ["q", "present", "past"]  # past binds `old`, nothing loads it
+
+
+def reduced(g: GraphWriter, kind: str, x: str, axis: int, *, keep: bool) -> str:
+    """A reduction over one axis of x [batch, 6, 6]; where the axis is dropped, Unsqueeze brings it back."""
+    value = g.op(kind, x, g.constant([axis]), keepdims=int(keep))
+    return value if keep else g.op("Unsqueeze", value, g.constant([axis]))
+
+
+def powers(g: GraphWriter, x: str, *, keep: bool = True) -> str:
+    return g.op("Exp", g.op("Sub", x, reduced(g, "ReduceMax", x, -1, keep=keep)))
+
+
+def dropped_axes(g: GraphWriter, x: str) -> str:
+    e = powers(g, x, keep=False)
+    return g.op("Div", e, reduced(g, "ReduceSum", e, -1, keep=False))
+
+
+def reciprocal(g: GraphWriter, x: str) -> str:
+    e = powers(g, x)
+    return g.op("Mul", g.op("Reciprocal", reduced(g, "ReduceSum", e, -1, keep=True)), e)
+
+
+def log_sum(g: GraphWriter, x: str) -> str:
+    return g.op("Exp", g.op("Sub", x, reduced(g, "ReduceLogSumExp", x, -1, keep=False)))
+
+
+def sums_at_another_axis(g: GraphWriter, x: str) -> str:
+    e = powers(g, x)
+    total = g.op("ReduceSum", e, g.constant([-1]), keepdims=0)
+    return g.op("Div", e, g.op("Unsqueeze", total, g.constant([1])))  # the sum of row j under column j
+
+
+def maximum_of_columns(g: GraphWriter, x: str) -> str:
+    e = g.op("Exp", g.op("Sub", x, reduced(g, "ReduceMax", x, 1, keep=True)))
+    return g.op("Div", e, reduced(g, "ReduceSum", e, -1, keep=True))
+
+
+def no_maximum(g: GraphWriter, x: str) -> str:
+    e = g.op("Exp", x)
+    return g.op("Div", e, reduced(g, "ReduceSum", e, -1, keep=True))
+
+
+def least_score_subtracted(g: GraphWriter, x: str) -> str:
+    return g.op("Softmax", g.op("Sub", x, reduced(g, "ReduceMin", x, -1, keep=True)))
+
+
+def square_attention(weights: Callable[[GraphWriter, str], str], folder: Path) -> Scanned:
+    """`weights` of q · kᵀ + mask, times v, for six queries and six keys."""
+    g = GraphWriter(18)
+    q, k, v = (g.input(name, np.float32, ("batch", 6, 8)) for name in "qkv")
+    scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 2, 1]))
+    scores = g.op("Add", scores, g.input("mask", np.float32, ("batch", 6, 6)))
+    g.op("MatMul", weights(g, scores), v, out="y")
+    g.output("y", np.float32, ("batch", 6, 8))
+    return scanned(g.finish(), folder)
+
+
+def masked_feeds() -> dict[str, np.ndarray]:
+    """Random operands, and a mask that hides single keys and one whole row."""
+    random = np.random.default_rng(4)
+    feeds = {name: random.standard_normal((2, 6, 8)).astype(np.float32) for name in "qkv"}
+    mask = np.where(random.random((2, 6, 6)) < 0.3, -np.inf, 0.0).astype(np.float32)
+    mask[1, 2] = -np.inf
+    return feeds | {"mask": mask}
+
+
+@pytest.mark.parametrize("weights", [dropped_axes, reciprocal, log_sum])
+def test_pieces_of_a_softmax_fuse_however_they_are_brought_together(
+    weights: Callable[[GraphWriter, str], str], tmp_path: Path
+) -> None:
+    found = square_attention(weights, tmp_path)
+    (region,) = found.regions
+    assert region.kind == "attention"
+    assert not any(miss.kind == "attention" for miss in found.misses)
+    check_regions(found, masked_feeds())
+
+
+@pytest.mark.parametrize("weights", [sums_at_another_axis, maximum_of_columns, no_maximum])
+def test_what_only_looks_like_a_softmax_is_none(weights: Callable[[GraphWriter, str], str], tmp_path: Path) -> None:
+    found = square_attention(weights, tmp_path)
+    assert not found.of("attention")
+    check_regions(found, masked_feeds())
+
+
+def test_weights_without_their_maximum_subtracted_are_a_miss_that_says_so(tmp_path: Path) -> None:
+    (miss,) = square_attention(no_maximum, tmp_path).misses
+    assert miss.kind == "attention"
+    assert "without the maximum of x subtracted" in miss.reason
+    assert "ReduceMax" in miss.advice
+
+
+def test_where_attention_would_wait_for_itself_its_parts_are_regions(tmp_path: Path) -> None:
+    found = square_attention(least_score_subtracted, tmp_path)
+    assert [region.kind for region in found.regions] == ["contraction", "row", "contraction"]
+    assert any("wait for its own result" in miss.reason for miss in found.misses if miss.kind == "attention")
+    check_regions(found, masked_feeds())
