@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fuser.beside import KeyReductions, Tap, absorbed, check_tap, key_reductions, taps_of, without_f64
-from fuser.cuts import Cuts, trail
+from fuser.cuts import Cuts, data_inputs, trail
 from fuser.dots import Dot, axes_of, dot_of, is_dot
 from fuser.element import ONE, ZERO, At, Index, LiftError, flatten, joined, shape_of, stage, unflatten
 from fuser.growth import Growth, grow
+from fuser.lift import rule_of
 from fuser.lower import Draft, result
 from fuser.quantized import fits_sum, levels, scaled
 from fuser.region import name_of
@@ -150,6 +151,11 @@ def _between(second: Dot, read: Read, dots: dict[ir.Value, Dot], cuts: Cuts, par
     total = shape[position]
     _, reached = trail(site.input, frozenset(dots))
     if not reached:
+        if _is_made_outside(site.input, cuts):
+            raise LiftError(
+                "the scores are computed outside of the body that this is in",
+                advice="compute the scores in the body too: regions do not cross the border of If, Loop and Scan",
+            )
         raise LiftError(
             "the scores do not come from a contraction",
             advice="nothing to do if the weights are no attention; else keep only pointwise work and changes of layout "
@@ -175,6 +181,14 @@ def _between(second: Dot, read: Read, dots: dict[ir.Value, Dot], cuts: Cuts, par
         except LiftError as error:
             problems.append(error)
     raise joined(problems)
+
+
+def _is_made_outside(value: ir.Value, cuts: Cuts) -> bool:
+    """Whether views and pointwise work make a value of what a graph around this one computes."""
+    node = cuts.remains.producer(value)
+    if node is None or rule_of(node) is None:
+        return cuts.is_outer(value)
+    return any(_is_made_outside(source, cuts) for source in data_inputs(node))
 
 
 def _only(expr: Expr, cuts: Cuts, value: ir.Value, problem: str) -> Load:

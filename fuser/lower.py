@@ -14,7 +14,7 @@ from fuser.element import Index, LiftError, content_of
 from fuser.graph import captured
 from fuser.lift import rule_of
 from fuser.precision import widened
-from fuser.region import Region
+from fuser.region import Region, name_of
 from tilecore.contract.expr import Expr, Sym, Var, loads, symbols, variables
 from tilecore.contract.spec import Cell, Place, Result, Spec, SpecError, Tensor, check
 
@@ -109,10 +109,29 @@ def _binders(
             continue
         source = next((v for v in model_inputs if symbol in (cuts.shapes.shape(v) or ())), None)
         if source is None:
-            raise LiftError(
-                f"no input of the region or the model has {symbol} as a whole dim",
-                advice=f"fix the dim, or give the model an input that has {symbol} as a dim",
-            )
+            raise _unbound(symbol, cuts)
         extra.append(source)
         bound |= {dim for dim in cuts.tensor(source).shape if isinstance(dim, Sym)}
     return extra
+
+
+def _unbound(symbol: Sym, cuts: Cuts) -> LiftError:
+    """Why a dim cannot be told from inputs: who makes it, and of what."""
+    name = symbol.name.rpartition(".")[0] or symbol.name
+    maker = next((node for node in cuts.remains.nodes if any(out.name == name for out in node.outputs)), None)
+    reason = f"no input of the region or the model has {symbol} as a whole dim"
+    if maker is None:
+        return LiftError(reason, advice=f"fix the dim, or give the model an input that has {symbol} as a dim")
+    reason += f": {maker.op_type} {name_of(maker)} makes it at run time"
+    default = next(
+        (v for v in maker.inputs if v is not None and v.is_graph_input() and v.const_value is not None), None
+    )
+    if default is None:
+        return LiftError(
+            reason, node=maker, advice=f"fix the dim, or give the model an input that has {symbol} as a dim"
+        )
+    return LiftError(
+        f"{reason} by {default.name}, an initializer that is an input too, so that a caller may replace it",
+        node=maker,
+        advice="take it out of the inputs: python -m onnxruntime.tools.remove_initializer_from_input",
+    )

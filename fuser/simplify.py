@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 
 from fuser.dims import literal_product
+from fuser.graph import release
 from fuser.names import name_apart
 from fuser.shape_call import Content
 from fuser.shapes import Shapes, infer
@@ -131,6 +132,7 @@ def _unfold(model: ir.Model, shapes: Shapes) -> bool:
             output.name = f"{name}.unused"
             copy.outputs[0].name, copy.outputs[0].shape = name, shape
         graph.remove(node, safe=True)
+        release(node)  # what only the other branch reads is not computed
         changed = True
     return changed
 

@@ -203,6 +203,18 @@ def test_the_interface_survives(tmp_path: Path, text: str) -> None:
             np.testing.assert_array_equal(old, new)
 
 
+def test_what_only_a_branch_never_taken_reads_is_not_computed(tmp_path: Path) -> None:
+    text = """agraph (float[n, 4] x) => (float[n, 4] y) {
+        yes = Constant<value = bool {1}>() a = Neg(x) b = Exp(a)
+        y = If(yes) <then_branch = t () => (float[n, 4] u) { u = Abs(a) },
+                     else_branch = e () => (float[n, 4] v) { v = Add(a, b) }> }"""
+    model = loaded(tmp_path, text)
+    assert operators(model) == ["Neg", "Abs"]
+    (reader,) = (node for node in model.graph if node.op_type == "Abs")
+    assert reader.inputs[0] is not None
+    assert [user.op_type for user, _ in reader.inputs[0].uses()] == ["Abs"]
+
+
 FUNCTIONS = """<domain: "acme", opset_import: ["" : 17]>
     Gate <scale: float = 2.0> (p, q) => (r, s) {
         m = LeakyRelu<alpha: float = @scale>(p) r = Add(m, q) s = Identity(p) }"""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from region_oracle import scanned
 
@@ -194,3 +195,36 @@ def test_layers_with_weights_of_their_own_are_no_recurrence(tmp_path: Path) -> N
     g.op("Identity", x, out="y")
     g.output("y", np.float32, ("batch", 8))
     assert not [miss for miss in scanned(g.finish(), tmp_path).misses if miss.kind == "scan"]
+
+
+def test_an_initializer_that_is_an_input_too_is_named_where_it_makes_a_shape(tmp_path: Path) -> None:
+    g = GraphWriter(18)
+    x = g.input("x", np.float32, ("batch", "seq", 32))
+    shape = g.initializer(np.array([0, 0, 4, 8], np.int64), "shape")
+    g.op("Softmax", g.op("Tanh", g.op("Reshape", x, shape)), axis=-1, out="y")
+    g.output("y", np.float32, (None,) * 4)
+    model = g.finish()
+    model.graph.input.append(onnx.helper.make_tensor_value_info(shape, onnx.TensorProto.INT64, [4]))
+    miss = next(miss for miss in scanned(model, tmp_path).misses if miss.op == "Softmax")
+    assert "makes it at run time by shape, an initializer that is an input too" in miss.reason
+    assert miss.failed.startswith("Reshape ")
+    assert "remove_initializer_from_input" in miss.advice
+
+
+def test_scores_of_an_outer_graph_are_named(tmp_path: Path) -> None:
+    g = GraphWriter(18)
+    flag = g.input("flag", np.bool_, ())
+    q, k, v = (g.input(name, np.float32, ("batch", 6, 8)) for name in "qkv")
+    scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 2, 1]))
+
+    def branch(factor: float) -> Callable[[], None]:
+        def write_branch() -> None:
+            weights = g.op("Softmax", g.op("Mul", scores, g.constant(factor)), axis=-1)
+            g.output(g.op("MatMul", weights, v), np.float32, ("batch", 6, 8))
+
+        return write_branch
+
+    g.op("If", flag, out="y", then_branch=g.body("yes", branch(0.5)), else_branch=g.body("no", branch(2.0)))
+    g.output("y", np.float32, ("batch", 6, 8))
+    reasons = [miss.reason for miss in scanned(g.finish(), tmp_path).misses if miss.kind == "attention"]
+    assert reasons == ["the scores are computed outside of the body that this is in"] * 2
