@@ -4,15 +4,21 @@ In: a folder of ONNX files. Out: one row per model: nodes before and after, regi
 the shares of floating-point operations and nodes inside regions, operators left that move data, the verdict with the
 largest relative error, and seconds. `--scan` finds regions and compiles and runs nothing. A model that cannot be fused
 or run is a row with the reason. The exit status is 1 when a fused model is wrong or a region had to be left out.
+
+Models are taken from the smallest file on, until `--seconds` are over. Rows are written to `--json` as they come; rows
+of other models that stand there are kept, each with the day and machine of its run. `--page` writes all rows as
+Markdown.
 """
 
 import argparse
+import datetime
 import json
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from fuser.coverage import coverage_of, workload_of
@@ -29,6 +35,14 @@ from runtime.verify import VerifyError, verify
 
 QUICK = 6  # models, the smallest files first
 SCANNED = "not run"
+PAGE_HEAD = """# Real exports
+
+What `tilefuse optimize` makes of exports of PyTorch models, old exporter (`ts`) and new (`dynamo`), weights drawn at
+random, layers reduced. `python -m benchmarks.exports DIR --json FILE --page FILE` writes this page;
+[the rows](../benchmarks/results/exports.json) have the reason of every miss. "ok" was fused, run and compared with the
+original; "not run" was only scanned (`--scan`), without the cost model. Every symbolic dim counts as 128. Where and
+when each row was made, by letter:
+"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,7 @@ class Sweep:
     nodes: float = 0.0
     movers: tuple[str, ...] = ()
     misses: tuple[str, ...] = ()
+    run: str = ""  # day and machine
 
 
 def main() -> None:
@@ -56,25 +71,84 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"the {QUICK} smallest models only")
     parser.add_argument("--scan", action="store_true", help="only find regions: no kernels, no cost model, no runs")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--page", type=Path, help="write the rows to this file as Markdown")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no model after this time")
     parser.add_argument("--only", default="", help="models whose file name contains this")
     arguments = parser.parse_args()
     models = sorted(path for path in arguments.folder.glob("*.onnx") if arguments.only in path.name)
     if not models:
         sys.exit(f"{arguments.folder}: no ONNX models with {arguments.only!r} in their names")
-    if arguments.quick:
-        models = sorted(models, key=lambda path: path.stat().st_size)[:QUICK]
+    models.sort(key=lambda path: path.stat().st_size)
+    kept = read(arguments.json) if arguments.json is not None and arguments.json.is_file() else {}
     rows: list[Sweep] = []
-    for model in models:
-        rows.append(survey(model) if arguments.scan else sweep(model))
-        print(describe(rows[-1]), flush=True)
+    where, end = f"{datetime.date.today().isoformat()}, {machine()}", time.monotonic() + arguments.seconds
+    for model in models[:QUICK] if arguments.quick else models:
+        if time.monotonic() > end:
+            break
+        row = replace(survey(model) if arguments.scan else sweep(model), run=where)
+        rows.append(row)
+        print(describe(row), flush=True)
+        kept[row.model] = row
+        if arguments.json is not None:
+            text = json.dumps([asdict(kept[name]) for name in sorted(kept)], indent=1)
+            arguments.json.write_text(text + "\n")
     wrong = [row.model for row in rows if row.verdict not in ("ok", SCANNED)]
     if not arguments.scan:
         print(f"{len(rows) - len(wrong)} of {len(rows)} models are fused and right")
     if wrong:
         print(f"not: {', '.join(wrong)}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if arguments.page is not None:
+        arguments.page.write_text(page([kept[name] for name in sorted(kept)]))
     sys.exit(1 if any(row.verdict.startswith("wrong") for row in rows) else 0)
+
+
+def read(path: Path) -> dict[str, Sweep]:
+    """Rows that were written before, by model."""
+    rows = [
+        Sweep(**line | {"movers": tuple(line["movers"]), "misses": tuple(line["misses"])})
+        for line in json.loads(path.read_text())
+    ]
+    return {row.model: row for row in rows}
+
+
+def machine() -> str:
+    """The processor's name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2] for line in lines if line.startswith("model name")]
+    return f"{len(names)}× {' '.join(names[0].split())}" if names else "unknown processor"
+
+
+def page(rows: Sequence[Sweep]) -> str:
+    """The rows as a page in Markdown, with the reason of every operator that still moves data."""
+    runs = {run: f"{letter}" for letter, run in zip("abcdefghij", sorted({row.run for row in rows}), strict=False)}
+    lines = [PAGE_HEAD, *(f"* {letter}: {run or 'an earlier day'}" for run, letter in runs.items()), ""]
+    kinds = ("contraction", "row", "scan")
+    heads = ["model", "nodes", "after", "attention", *kinds, "FLOPs inside", "nodes inside", "moves left", "verdict"]
+    lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for row in rows:
+        left = Counter(mover.split()[0] for mover in row.movers)
+        cells = [
+            *(row.model.removesuffix(".onnx"), row.nodes_before, row.nodes_after),
+            f"{row.attention_fused} of {row.attention_found}",
+            *(row.regions.get(kind, 0) for kind in kinds),
+            *(f"{share:.1%}" for share in (row.flops, row.nodes)),
+            ", ".join(f"{count} {operator}" for operator, count in left.items()) or "–",
+            f"{row.verdict} ({runs[row.run]})",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += ["", "Moves left, and why:", "", *moves_left(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def moves_left(rows: Sequence[Sweep]) -> Iterator[str]:
+    """A line per operator and reason, with the models."""
+    models: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for mover in row.movers:
+            words, _, reason = mover.partition(" (")
+            models.setdefault((words.split()[0], reason.rstrip(")")), []).append(row.model.removesuffix(".onnx"))
+    for (operator, reason), names in models.items():
+        yield f"* {operator} in {', '.join(dict.fromkeys(names))}: {reason}."
 
 
 def sweep(model: Path) -> Sweep:

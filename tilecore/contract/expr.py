@@ -303,8 +303,12 @@ def walk(expr: "Expr") -> Iterator["Expr"]:
             yield node
         elif id(node) not in seen:
             seen.add(id(node))
-            stack.append((node, True))
-            stack.extend((child, False) for child in reversed(children(node)))
+            parts = children(node)
+            if parts:
+                stack.append((node, True))
+                stack.extend((child, False) for child in reversed(parts))
+            else:
+                yield node
 
 
 def rewrite(expr: "Expr", change: Callable[["Expr"], "Expr | None"]) -> "Expr":
