@@ -40,8 +40,8 @@ PAGE_HEAD = """# Real exports
 What `tilefuse optimize` makes of exports of PyTorch models, old exporter (`ts`) and new (`dynamo`), weights drawn at
 random, layers reduced. `python -m benchmarks.exports DIR --json FILE --page FILE` writes this page;
 [the rows](../benchmarks/results/exports.json) have the reason of every miss. "ok" was fused, run and compared with the
-original; "not run" was only scanned (`--scan`), without the cost model. Every symbolic dim counts as 128. Where and
-when each row was made, by letter:
+original, and what the cost model of that machine predicts to be slower as one kernel was left outside; "not run" was
+only scanned (`--scan`), without the cost model. Every symbolic dim counts as 128. Where and when each row was made:
 """
 
 
@@ -121,7 +121,7 @@ def machine() -> str:
 def page(rows: Sequence[Sweep]) -> str:
     """The rows as a page in Markdown, with the reason of every operator that still moves data."""
     runs = {run: f"{letter}" for letter, run in zip("abcdefghij", sorted({row.run for row in rows}), strict=False)}
-    lines = [PAGE_HEAD, *(f"* {letter}: {run or 'an earlier day'}" for run, letter in runs.items()), ""]
+    lines = [PAGE_HEAD, *(f"* {letter}: {run or 'an earlier version'}" for run, letter in runs.items()), ""]
     kinds = ("contraction", "row", "scan")
     heads = ["model", "nodes", "after", "attention", *kinds, "FLOPs inside", "nodes inside", "moves left", "verdict"]
     lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
