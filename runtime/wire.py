@@ -70,6 +70,8 @@ BY_CONFIG = {datatype.config: datatype for datatype in DATATYPES}
 BYTES = BY_WIRE["BYTES"]
 BF16 = BY_WIRE["BF16"]
 _BY_DTYPE = {datatype.dtype: datatype for datatype in DATATYPES}
+_PLAIN = frozenset(datatype.dtype for datatype in DATATYPES if datatype.dtype.kind in "biuf")
+"""Elements that numpy itself lays out as the protocol wants them."""
 
 
 def datatype_of(array: Array) -> Datatype:
@@ -112,13 +114,16 @@ def decode_raw(data: Buffer, *, datatype: Datatype, shape: Sequence[int], count:
     """
     if datatype is BYTES:
         return _as_text(_split_bytes(bytes(data), count), shape)
-    expected = count * datatype.dtype.itemsize
+    dtype = datatype.dtype
+    expected = count * dtype.itemsize
     if len(data) != expected:
         raise WireError(f"shape {list(shape)} of {datatype.wire} takes {expected} bytes, but {len(data)} were sent")
-    array = np.frombuffer(data, dtype=datatype.dtype)
-    if datatype.dtype.kind == "b" and np.any(array.view(np.uint8) > 1):
+    array = np.frombuffer(data, dtype)
+    if dtype.kind == "b" and np.any(array.view(np.uint8) > 1):
         raise WireError("a BOOL tensor holds bytes other than 0 and 1")
-    return (array if array.flags.aligned else array.copy()).reshape(shape)
+    if not array.flags.aligned:
+        array = array.copy()
+    return array if len(shape) == 1 else array.reshape(shape)
 
 
 def decode_contents(contents: pb.InferTensorContents, *, datatype: Datatype, shape: Sequence[int], count: int) -> Array:
@@ -161,6 +166,8 @@ def view_raw(array: Array) -> Buffer:
     Raises:
         WireError: the elements are not of a datatype of the protocol, or not text where they must be.
     """
+    if array.dtype in _PLAIN and array.flags.c_contiguous and array.size:
+        return array.data.cast("B")
     datatype = datatype_of(array)
     if datatype is BYTES:
         return b"".join(struct.pack("<I", len(item)) + item for item in _as_utf8(array))

@@ -83,7 +83,18 @@ class AbortError(Exception):
 class DirectCall:
     """One call: the context of whoever answers it, and its state."""
 
-    __slots__ = ("_call", "_callbacks", "_calls", "_deadline", "_due", "_metadata", "_term", "_working", "over")
+    __slots__ = (
+        "_call",
+        "_callbacks",
+        "_calls",
+        "_deadline",
+        "_due",
+        "_metadata",
+        "_term",
+        "_watched",
+        "_working",
+        "over",
+    )
 
     def __init__(self, calls: "DirectCalls", event: Any) -> None:
         self._calls = calls
@@ -91,8 +102,10 @@ class DirectCall:
         self._deadline: float = event.call_details.deadline
         self._metadata = event.invocation_metadata
         self._callbacks: list[Callable[[], None]] | None = []
-        self._due = 1
-        """Events that are still to come: that it is closed, and that its status was sent."""
+        self._due = 0
+        """Events that are still to come: that it is closed, that its status was sent, or both in one."""
+        self._watched = False
+        """Core tells when the client is gone. Before that, nobody can know but by the deadline."""
         self._term: Term | None = None
         """The term of the leader that answers it."""
         self._working = False
@@ -117,6 +130,7 @@ class DirectCall:
 
     def step_aside(self) -> None:
         """Let another thread take the next calls: what follows may take long."""
+        self.watch_close()
         if self._term is not None:
             self._calls.resign(self._term)
 
@@ -137,7 +151,12 @@ class DirectCall:
         return {key.decode(): value for key, value in (CORE.auth_context(self._call) or {}).items()}
 
     def watch_close(self) -> None:
-        """Ask to be told when the call is over. Once for each call, before anything else."""
+        """Ask to be told at once when the client is gone. Quick calls do without, which is an event less for each."""
+        with self._calls.lock:
+            if self._watched or self.over:
+                return
+            self._watched = True
+            self._due += 1
         self._call.start_server_batch((CORE.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._closed)
 
     def start_work(self) -> None:
@@ -156,9 +175,11 @@ class DirectCall:
                 return
             self.over = True
             self._due += 1
+            watched = self._watched
         start = CORE.SendInitialMetadataOperation(None, _NO_FLAGS)
         status = CORE.SendStatusFromServerOperation(None, code, details, _NO_FLAGS)
-        self._call.start_server_batch((start, *message, status), self._event_came)
+        closed = () if watched else (CORE.ReceiveCloseOnServerOperation(_NO_FLAGS),)
+        self._call.start_server_batch((start, *message, status, *closed), self._event_came)
 
     def _received(self, event: Any) -> None:
         data = event.batch_operations[0].message()
@@ -300,21 +321,28 @@ class DirectCalls:
         call = DirectCall(self, event)
         with self.lock:
             self._pending += 1
-        call.watch_close()
-        try:
-            self._admit(call)
-        except AbortError as error:
-            call.refuse(error.code, str(error))
-            return
+        refusal = self._refusal(call)
         with self.lock:
-            if self._active < self._workers:
+            if refusal is None and self._active < self._workers:
                 self._active += 1
                 call.start_work()
                 return
-            if len(self._deferred) < self._waiting:
+            if refusal is None and len(self._deferred) >= self._waiting:
+                refusal = AbortError(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are waiting: try again later")
+            if refusal is None:
                 self._deferred.append(call)
-                return
-        call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls are waiting: try again later")
+        if refusal is None:
+            call.watch_close()
+        else:
+            call.refuse(refusal.code, str(refusal))
+
+    def _refusal(self, call: DirectCall) -> AbortError | None:
+        """Why the call may not be made, if so."""
+        try:
+            self._admit(call)
+        except AbortError as error:
+            return error
+        return None
 
     def _hand_over(self) -> None:
         """Let somebody lead. The lock is held, and nobody leads."""

@@ -6,6 +6,7 @@ Invariant: a request is what protobuf reads in the same bytes. What is not plain
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
@@ -140,6 +141,7 @@ def answer_bytes(head: bytes, identifier: str, raw: Sequence[Buffer]) -> bytes:
     return b"".join(parts)
 
 
+@lru_cache(1024)
 def _varint(value: int) -> bytes:
     if value < 128:
         return bytes((value,))

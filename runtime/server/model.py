@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from onnxruntime import InferenceSession
@@ -79,7 +80,8 @@ class Usage:
     """How many requests are using a model; one that is retired takes no more and can be waited for."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # taken by itself, as a Condition's own methods are slower
+        self._changed = threading.Condition(self._lock)
         self._count = 0
 
     @property
@@ -89,12 +91,12 @@ class Usage:
 
     def enter(self) -> None:
         """Count a request in."""
-        with self._changed:
+        with self._lock:
             self._count += 1
 
     def leave(self) -> None:
         """Count a request out."""
-        with self._changed:
+        with self._lock:
             self._count -= 1
             if self._count == 0:
                 self._changed.notify_all()
@@ -202,13 +204,9 @@ def describe(
 
 def _scheduler(session: InferenceSession, settings: Settings, statistics: Statistics) -> Scheduler:
     run = ort_values.runner(session)
-
-    def execute(feeds: Feeds, outputs: tuple[str, ...]) -> list[Array]:
-        return _run(run, feeds, outputs)
-
     default = 1 if settings.batching is not None else max(LEAST_INSTANCES, os.cpu_count() or 1)
     return Scheduler(
-        execute,
+        partial(_run, run),
         instances=settings.instances or default,
         batching=settings.batching,
         max_rows=settings.max_batch_size,

@@ -248,9 +248,12 @@ class Scheduler:
     def _run_batch(self, batch: list[Entry]) -> None:
         """Run the entries together; where that fails, each by itself, so that only the culprits do."""
         started = time.perf_counter_ns()
-        for entry in batch:
-            entry.started = started
         try:
+            if len(batch) == 1:
+                self._run_alone(batch[0], started)
+                return
+            for entry in batch:
+                entry.started = started
             self._run_together(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the entries, whose threads raise it
             if len(batch) == 1:
@@ -261,31 +264,36 @@ class Scheduler:
             for entry in batch:
                 self._run_batch([entry])
 
+    def _run_alone(self, entry: Entry, started: int) -> None:
+        entry.started = entry.joined = started
+        entry.results = self._execute(entry.feeds, entry.outputs)
+        entry.ran = ran = time.perf_counter_ns()
+        self._note_time(ran - started)
+        entry.batch_rows = entry.rows
+        self._on_execution(entry.rows, 0, ran - started, 0)
+        self._finish(entry)
+
+    def _note_time(self, took: int) -> None:
+        more = took - self._usual_ns
+        self._usual_ns += more / 8 if more > 0 else more / 2  # a run that was interrupted says little
+
     def _run_together(self, batch: list[Entry]) -> None:
         started = batch[0].started
-        if len(batch) == 1:
-            feeds, outputs = batch[0].feeds, batch[0].outputs
-        else:
-            feeds = {name: np.concatenate([entry.feeds[name] for entry in batch]) for name in batch[0].feeds}
-            outputs = tuple(dict.fromkeys(name for entry in batch for name in entry.outputs))
+        feeds = {name: np.concatenate([entry.feeds[name] for entry in batch]) for name in batch[0].feeds}
+        outputs = tuple(dict.fromkeys(name for entry in batch for name in entry.outputs))
         joined = time.perf_counter_ns()
         results = self._execute(feeds, outputs)
         ran = time.perf_counter_ns()
-        more = ran - joined - self._usual_ns
-        self._usual_ns += more / 8 if more > 0 else more / 2  # a run that was interrupted says little
+        self._note_time(ran - joined)
         rows = self._rows(batch)
-        if len(batch) > 1:
-            for name, array in zip(outputs, results, strict=True):
-                if array.shape[0] != rows:
-                    raise BatchError(f"output {name!r} has {array.shape[0]} rows for a batch of {rows}, do not batch")
-        if len(batch) == 1:
-            batch[0].results = results
-        else:
-            by_name = dict(zip(outputs, results, strict=True))
-            at = 0
-            for entry in batch:
-                entry.results = [by_name[name][at : at + entry.rows] for name in entry.outputs]
-                at += entry.rows
+        for name, array in zip(outputs, results, strict=True):
+            if array.shape[0] != rows:
+                raise BatchError(f"output {name!r} has {array.shape[0]} rows for a batch of {rows}, do not batch")
+        by_name = dict(zip(outputs, results, strict=True))
+        at = 0
+        for entry in batch:
+            entry.results = [by_name[name][at : at + entry.rows] for name in entry.outputs]
+            at += entry.rows
         for entry in batch:
             entry.joined, entry.ran, entry.batch_rows = joined, ran, rows
         self._on_execution(rows, joined - started, ran - joined, time.perf_counter_ns() - ran)

@@ -12,6 +12,7 @@ bounds the memory of what is in flight.
 """
 
 import ctypes
+import gc
 import logging
 import platform
 import signal
@@ -251,6 +252,8 @@ def serve(root: Path, loader: Loader, *, options: ServerOptions) -> bool:
         server = RunningServer(options)
         try:
             server.load(root, loader)
+            gc.collect()
+            gc.freeze()  # what was imported and loaded stays: no later collection need look through it
             signals.interrupt = False
         except (RepositoryError, KeyboardInterrupt) as error:
             server.drain()
