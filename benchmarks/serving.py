@@ -4,8 +4,12 @@
 
 Servers run on processor 0 and the load generator, h2load, on processor 1, with 8 requests in flight; turns are
 interleaved, and medians are told. The ceiling is a grpcio handler that takes bytes and answers with as many. --kserve
-and --mlserver name the interpreters of environments that have them (serving_peers says how to make these). --texts
-measures a sentence encoder of MiniLM's size with 32 texts of mixed lengths in flight, batched and not.
+and --mlserver name the interpreters of environments that have them (serving_peers says how to make these). A lone
+request is sent by grpcio, as Python's clients do, which takes most of the time itself, and by h2load, which is C.
+
+--texts measures a sentence encoder of MiniLM's size with 32 texts of mixed lengths in flight: batched without padding;
+batched and padded to the longest; to five buckets; one by one, the same requests to a model that does not batch; and
+one in flight. The bound is the multiply-adds that the texts need at the processor's measured peak.
 """
 
 import argparse
@@ -43,8 +47,10 @@ from benchmarks.serving_peers import (
     wait_for_answer,
 )
 from benchmarks.serving_soak import start_server
+from benchmarks.whole_models import measure_peak
 from models import minilm
 from proto import open_inference_pb2 as pb
+from runtime.options import Options
 
 SIZES = {"4 KB": (1024, 6000), "602 KB": (150_528, 400), "4 MB": (1_048_576, 80)}
 IN_FLIGHT = 8
@@ -52,8 +58,10 @@ TURNS = 3
 TEXTS_IN_FLIGHT = 32
 TEXT_LENGTHS = (4, 40)  # tokens of a sentence
 BATCHED = "max_batch_size: 32 dynamic_batching { }"
-PADDED = "[padding]\ndim = 'seq'\nbuckets = [8, 16, 24, 32, 40]\nmask = 'attention_mask'\n"
-UNPADDED = "[padding]\ndim = 'seq'\nbuckets = [40]\nmask = 'attention_mask'\nunpad = true\n"
+PADDED = "[padding]\ndim = 'seq'\nbuckets = [40]\nmask = 'attention_mask'\n"
+BUCKETS = "[padding]\ndim = 'seq'\nbuckets = [8, 16, 24, 32, 40]\nmask = 'attention_mask'\n"
+UNPADDED = f"{PADDED}unpad = true\n"
+LAYERS, HIDDEN = 6, 384  # of MiniLM
 OURS, CEILING = "ours", "grpcio, bytes"
 
 
@@ -128,6 +136,40 @@ def lone_overhead(peer: Peer, model: Path, count: int) -> float:
     return (statistics.median(taken[0]) - statistics.median(taken[1])) * 1e3
 
 
+def lone_overhead_in_c(peer: Peer, model: Path, body: Path, count: int) -> float:
+    """The same with h2load as the client, one request after the other on one connection."""
+    log = body.with_suffix(".log")
+    command = ["h2load", "-n", str(count), "-c", "1", "-m", "1", "-d", str(body), f"--log-file={log}"]
+    command += ["-H", "content-type: application/grpc", "-H", "te: trailers", f"http://127.0.0.1:{peer.port}{METHOD}"]
+    subprocess.run(pinned(1, command), capture_output=True, check=True)
+    taken = [float(line.split()[2]) / 1e3 for line in log.read_text().splitlines()]
+    log.unlink()
+    session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    x, runs = np.ones(1024, dtype=np.float32), list[float]()
+    for _ in range(count):
+        started = time.perf_counter()
+        session.run(None, {"x": x})
+        runs.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(taken) - statistics.median(runs)
+
+
+def measure_lone(peers: Sequence[Peer], model: Path, body: Path, count: int) -> list[Row]:
+    """What a lone request takes beyond `session.run`, by client; turns of the peers are interleaved."""
+    data = request_of(1024)
+    body.write_bytes(b"\0" + len(data).to_bytes(4, "big") + data)
+    clients: dict[str, Callable[[Peer], float]] = {
+        "": lambda peer: lone_overhead(peer, model, count // TURNS),
+        ", client in C": lambda peer: lone_overhead_in_c(peer, model, body, count // TURNS),
+    }
+    rows: list[Row] = []
+    for client, measure in clients.items():
+        turns = [[measure(peer) for peer in peers] for _ in range(TURNS)]
+        found = {peer.name: statistics.median(turn[at] for turn in turns) for at, peer in enumerate(peers)}
+        floor, ours = found.pop(CEILING), found.pop(OURS)
+        rows.append(Row(f"lone 4 KB over session.run, p50{client}", "ms", ours, found, floor))
+    return rows
+
+
 def text_of(model: str, length: int, chance: np.random.Generator) -> bytes:
     """A request for the embedding of one text."""
     ids = chance.integers(1000, 30_000, (1, length))
@@ -167,21 +209,23 @@ def texts_per_second(url: str, model: str, count: int, in_flight: int) -> tuple[
 
 
 def measure_texts(folder: Path, share: int) -> list[Row]:
-    """Texts of mixed lengths: batched without padding and padded, one at a time in the server, and one in flight."""
+    """Texts of mixed lengths, as the module says."""
     path = folder / "batched" / "1" / "model.onnx"
     path.parent.mkdir(parents=True)
     minilm.build(path)
-    for name in ("padded", "single"):
+    models = {"batched": UNPADDED, "padded": PADDED, "buckets": BUCKETS}
+    for name in ("padded", "buckets", "single"):
         shutil.copytree(folder / "batched", folder / name)
-    for name, padding in (("batched", UNPADDED), ("padded", PADDED)):
+    for name, padding in models.items():
         (folder / name / "config.pbtxt").write_text(BATCHED)
         (folder / name / "tilefuse.toml").write_text(f"threads = 1\noptimize_first = true\n{padding}")
     (folder / "single" / "tilefuse.toml").write_text("threads = 1\ninstances = 1\noptimize_first = true\n")
-    process, url = start_server(folder, models=("batched", "padded", "single"), prefix=pinned(0, []))
+    process, url = start_server(folder, models=(*models, "single"), prefix=pinned(0, []))
     os.sched_setaffinity(0, {1})
     cases: dict[str, Callable[[], tuple[float, float, float]]] = {
         "batched": lambda: texts_per_second(url, "batched", 640 // share, TEXTS_IN_FLIGHT),
-        "batched, padded": lambda: texts_per_second(url, "padded", 640 // share, TEXTS_IN_FLIGHT),
+        "padded to the longest": lambda: texts_per_second(url, "padded", 640 // share, TEXTS_IN_FLIGHT),
+        "five buckets": lambda: texts_per_second(url, "buckets", 640 // share, TEXTS_IN_FLIGHT),
         "one by one": lambda: texts_per_second(url, "single", 640 // share, TEXTS_IN_FLIGHT),
         "one in flight": lambda: texts_per_second(url, "single", 320 // share, 1),
     }
@@ -192,12 +236,18 @@ def measure_texts(folder: Path, share: int) -> list[Row]:
         process.wait()
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     found = {name: [statistics.median(one[name][at] for one in turns) for at in range(3)] for name in cases}
-    peers = {name: found[name] for name in ("batched, padded", "one by one", "one in flight")}
+    ours, bound = found.pop("batched"), texts_at_peak()
     case = f"MiniLM, texts of {TEXT_LENGTHS[0]} to {TEXT_LENGTHS[1] - 1} tokens, {TEXTS_IN_FLIGHT} in flight"
     return [
-        Row(case, unit, found["batched"][at], {name: values[at] for name, values in peers.items()})
+        Row(case, unit, ours[at], {name: values[at] for name, values in found.items()}, bound if at == 0 else None)
         for at, unit in enumerate(("texts/s", "ms p50", "ms p99"))
     ]
+
+
+def texts_at_peak() -> float:
+    """Texts a second if one core did nothing but their projections' multiply-adds, at its measured peak."""
+    tokens = sum(range(*TEXT_LENGTHS)) / len(range(*TEXT_LENGTHS))
+    return measure_peak(Options.from_environment(), 1) / (tokens * LAYERS * 12 * HIDDEN**2)
 
 
 def start_ours(folder: Path) -> Peer:
@@ -237,11 +287,7 @@ def measure(arguments: argparse.Namespace, folder: Path, share: int) -> list[Row
             else:
                 keep(start(python.absolute(), model, folder / name))
         rows = measure_sizes(peers, folder, share)
-        overhead = [lone_overhead(peer, model, 1000 // share) for peer in peers]
-        found = {peer.name: taken for peer, taken in zip(peers, overhead, strict=True)}
-        rows.append(
-            Row("lone 4 KB over session.run, p50", "ms", found.pop(OURS), floor=found.pop(CEILING), peers=found)
-        )
+        rows += measure_lone(peers, model, folder / "body", 1500 // share)
     return rows
 
 
@@ -261,7 +307,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         rows = measure(arguments, Path(name), 5 if arguments.quick else 1)
     for row in rows:
-        beside = dict(row.peers) | ({CEILING: row.floor} if row.floor is not None else {})
+        bound = "the bound" if arguments.texts else CEILING
+        beside = dict(row.peers) | ({bound: row.floor} if row.floor is not None else {})
         ours = row.ours
         shown = [
             f"{name} {value:.4g} (ours is {ours / value:.2f} of it)" for name, value in beside.items() if ours and value

@@ -6,8 +6,9 @@ Invariant: the flags are those of the option table, no more and no fewer.
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +16,10 @@ import typer
 
 from runtime.options import Options
 from runtime.server.compiling import make_loader
+from runtime.server.control import EXPLICIT
 from runtime.server.operations.logs import set_up_logs
-from runtime.server.option_table import OPTIONS, Option, build_options, read_file
+from runtime.server.option_table import OPTIONS, ConfigError, Option, build_options, read_file
+from runtime.server.processes import reserved_port, run_together
 from runtime.server.serve import serve
 
 _REPOSITORY = Annotated[Path, typer.Argument(metavar="REPOSITORY", help="A folder of NAME/VERSION/model.onnx.")]
@@ -27,6 +30,42 @@ def serve_repository(repository: Path, config: Path | None, **flags: Any) -> Non
     """Serve a repository of models over gRPC until SIGTERM."""
     given = read_file(config) if config is not None else {}
     given |= {name: getattr(value, "value", value) for name, value in flags.items() if _is_given(value)}
+    if given.get("processes", 1) == 1:
+        _serve(repository, given)
+    else:
+        _serve_together(repository, given)
+
+
+def _serve_together(repository: Path, given: Mapping[str, Any]) -> None:
+    """Serve from several processes. ConfigError: they cannot do what is asked for."""
+    options, count = build_options(given), given["processes"]
+    if options.control_mode == EXPLICIT:
+        raise ConfigError(
+            f"processes is {count} and model_control_mode is explicit, but a request to load a model reaches only one "
+            "process: use poll, with which each follows the folder"
+        )
+    if options.status_port and options.status_port + count - 1 > 65535:
+        raise ConfigError(f"status_port is {options.status_port}, but {count} processes need as many ports from it on")
+    set_up_logs(given.get("log_format", "text"))
+    with reserved_port(options.transport.host, options.transport.port) as port:
+        ended_well = run_together(partial(_serve_one, repository, {**given, "port": port}), count)
+    if not ended_well:
+        raise SystemExit(1)  # each has said why
+
+
+def _serve_one(repository: Path, given: Mapping[str, Any], number: int) -> None:
+    """Be one of several processes: the metrics of each have a port of their own."""
+    port = given.get("status_port")
+    try:
+        _serve(repository, {**given, "status_port": port + number} if port else given)
+    except Exception as error:
+        if Options.from_environment().debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def _serve(repository: Path, given: Mapping[str, Any]) -> None:
     options = build_options(given)
     set_up_logs(given.get("log_format", "text"))
     loader = make_loader(Options.from_environment(), optimize_first=given.get("optimize_first", False))

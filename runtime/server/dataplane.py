@@ -91,7 +91,7 @@ def _plan(model: Model, request: InferRequest, byte_limit: int) -> Plan:
         if plan is not None:
             return plan
     message = request.message()
-    refuse_parameters(message)
+    refuse_parameters(message, generates=model.engine is not None)
     if request.raw:
         _check_count(request, len(message.inputs))
     plan = Plan(*_announced(model, message, bool(request.raw), byte_limit))
@@ -247,13 +247,17 @@ def _whole_number(request: pb.ModelInferRequest, key: str) -> int:
     return value
 
 
-def refuse_parameters(request: pb.ModelInferRequest) -> None:
-    """Refuse what would change the answer: silence about it would be a wrong answer."""
+def refuse_parameters(request: pb.ModelInferRequest, *, generates: bool = False) -> None:
+    """Refuse what would change the answer: silence about it would be a wrong answer. `generates`: as a decoder, the
+    model keeps sequences for streams.
+    """
     if len(request.parameters) > MOST_PARAMETERS:
         raise InvalidRequestError(f"{len(request.parameters)} parameters are more than the {MOST_PARAMETERS} accepted")
     for key in request.parameters:
         if key in ("sequence_id", "sequence_start", "sequence_end"):
-            raise InvalidRequestError(f"parameter {key!r}: this model keeps no state between requests")
+            kept = "its sequences are those of ModelStreamInfer; ModelInfer takes the caches as inputs and"
+            reason = f"{kept} keeps none" if generates else "this model keeps no state between requests"
+            raise InvalidRequestError(f"parameter {key!r}: {reason}")
     for tensor in (*request.inputs, *request.outputs):
         if not tensor.parameters:
             continue

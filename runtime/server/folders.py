@@ -4,11 +4,13 @@ In: the repository's folder. Out: `ModelFolder`s, and the real paths of a versio
 opened lies inside the repository or the cache, with symbolic links resolved.
 """
 
+import fcntl
 import hashlib
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,18 +145,29 @@ def optimized_twin(
         return home / MODEL_FILE
     if optimize is None:
         return None
-    LOG.info("optimising %s", files.model)
     home.parent.mkdir(parents=True, exist_ok=True)
+    with _claimed(cache / "locks" / home.name):
+        if not (home / MODEL_FILE).is_file():  # another process may have made it meanwhile
+            _make_twin(files, home, optimize)
+    return home / MODEL_FILE
+
+
+def _make_twin(files: Files, home: Path, optimize: Callable[[Path, Path], None]) -> None:
+    LOG.info("optimising %s", files.model)
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".new-") as workshop:
         made = Path(workshop) / "made"
         made.mkdir()
         optimize(files.model, made / MODEL_FILE)
-        try:
-            made.rename(home)
-        except OSError:
-            if not (home / MODEL_FILE).is_file():  # another server may have finished the same model first
-                raise
-    return home / MODEL_FILE
+        made.rename(home)
+
+
+@contextmanager
+def _claimed(file: Path) -> Generator[None]:
+    """Keep other processes from what is inside; one that dies lets go of it."""
+    file.parent.mkdir(exist_ok=True)
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _choose_versions(found: tuple[int, ...], policy: VersionPolicy) -> tuple[int, ...]:

@@ -46,6 +46,7 @@ OPTIONS: tuple[Option, ...] = (
     # Where to listen
     Option("host", str, _TRANSPORT.host, "The address to listen on."),
     Option("port", int, _TRANSPORT.port, "The port; 0 picks a free one.", 0, 65535),
+    Option("processes", int, 1, "So many processes answer on the port; each has all models.", 1, 64),
     Option("tls_cert", Path, None, "Certificate chain in PEM: speak TLS only."),
     Option("tls_key", Path, None, "Its private key in PEM."),
     Option("tls_client_ca", Path, None, "Demand client certificates that this authority signed."),
@@ -106,6 +107,7 @@ def build_options(given: Mapping[str, Any]) -> ServerOptions:
     transport = TransportOptions(
         host=value["host"],
         port=value["port"],
+        shared=value["processes"] > 1,
         tls_cert=value["tls_cert"],
         tls_key=value["tls_key"],
         tls_client_ca=value["tls_client_ca"],

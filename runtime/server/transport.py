@@ -37,6 +37,8 @@ class TransportOptions:
     host: str = "127.0.0.1"
     port: int = 8001
     """0 picks a free one."""
+    shared: bool = False
+    """Other processes of ours listen on the port as well."""
     tls_cert: Path | None = None
     """The server's certificate chain, PEM; with `tls_key`, only TLS is spoken."""
     tls_key: Path | None = None
@@ -77,7 +79,7 @@ def channel_options(options: TransportOptions) -> tuple[tuple[str, int], ...]:
         ("grpc.max_send_message_length", options.message_bytes),
         ("grpc.max_metadata_size", options.metadata_bytes),
         ("grpc.absolute_max_metadata_size", options.metadata_bytes),
-        ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a share of the load
+        ("grpc.so_reuseport", int(options.shared)),  # unasked, a second server on the same port is a mistake
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _ms(options.least_ping_seconds)),
     ]

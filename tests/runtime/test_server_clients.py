@@ -69,6 +69,49 @@ def test_grpc_js(models: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_what_perf_analyzer_calls(models: Path) -> None:
+    """The calls of perf_analyzer, which is only to be had in Triton's client container: what it looks at first, the
+    counters that it takes the difference of, and requests one by one and over a stream.
+    """
+    with served(models) as address, grpc.insecure_channel(address) as channel:
+        stub: Any = GRPCInferenceServiceStub(channel)
+        assert stub.ServerReady(pb.ServerReadyRequest()).ready
+        assert stub.ModelReady(pb.ModelReadyRequest(name="double")).ready
+        extensions = set(stub.ServerMetadata(pb.ServerMetadataRequest()).extensions)
+        assert {"model_configuration", "statistics"} <= extensions
+        metadata = stub.ModelMetadata(pb.ModelMetadataRequest(name="double"))
+        assert [(entry.name, entry.datatype) for entry in metadata.inputs] == [("x", "FP32")]
+        config = stub.ModelConfig(pb.ModelConfigRequest(name="double")).config
+        assert (config.name, config.max_batch_size) == ("double", 0)
+        assert [entry.name for entry in config.input] == ["x"]
+
+        asked = pb.ModelStatisticsRequest(name="double")
+        (before,) = stub.ModelStatistics(asked).model_stats
+        for number in range(5):
+            request = double_request([number, 2, 3, 4])
+            request.id = str(number)
+            request.outputs.add(name="y")
+            request.parameters["timeout"].uint64_param = 0
+            request.parameters["priority"].uint64_param = 0
+            assert stub.ModelInfer(request, timeout=30).id == str(number)
+        (after,) = stub.ModelStatistics(asked).model_stats
+        assert after.inference_count - before.inference_count == 5
+        assert after.execution_count - before.execution_count == 5
+        for phase in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
+            counts = [getattr(one.inference_stats, phase).count for one in (before, after)]
+            assert counts[1] - counts[0] == 5, phase
+        assert after.inference_stats.compute_infer.ns > before.inference_stats.compute_infer.ns
+
+        requests = [double_request([number, 0, 0, 0]) for number in range(3)]
+        for number, request in enumerate(requests):
+            request.id = str(number)
+            request.parameters["triton_enable_empty_final_response"].bool_param = True
+        answers = list(stub.ModelStreamInfer(iter(requests), timeout=30))
+        assert [(answer.infer_response.id, answer.error_message) for answer in answers] == [
+            (str(number), "") for number in range(3)
+        ]
+
+
 def test_old_connections_are_renewed_and_no_call_is_lost(models: Path) -> None:
     with served(models, connection_age_seconds=0.5, connection_grace_seconds=30) as address:
         changes: list[grpc.ChannelConnectivity] = []

@@ -247,6 +247,16 @@ def test_model_infer_runs_the_model_as_it_is(stub: Any) -> None:
     assert list(stub.ModelInfer(request).outputs[0].shape) == [1, 2, 100]
 
 
+def test_model_infer_says_where_sequences_are_kept(stub: Any) -> None:
+    request = pb.ModelInferRequest(model_name="llama")
+    request.parameters["sequence_id"].int64_param = 5
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(request)
+    failed: Any = caught.value
+    assert failed.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "sequences are those of ModelStreamInfer" in failed.details()
+
+
 def test_who_cannot_even_wait_is_told(stub: Any, server: RunningServer) -> None:
     streams = [Stream(stub) for _ in range(3)]
     for stream in streams:
