@@ -2,16 +2,18 @@
 
 Comes in: i64 expressions of `tilecore.contract.expr`. Goes out: the same, canonical. Two kinds of fact are gathered on
 the way, both implied by the model running without an error: equalities (the inner dims of a MatMul) and bounds (a
-constant mask of 1024 rows sliced to `seq` and added to `seq` rows means `seq ≤ 1024`).
+constant mask of 1024 rows sliced to `seq` and added to `seq` rows means `seq ≤ 1024`). Where two dims meet that only
+a name or the size of a table makes equal, that is assumed, as bounds that a fused node has to check.
 
 Invariant: unlike the folding in `tilecore.contract.expr`, nothing here assumes that a symbol is at least 1; a past of
 length 0 is common.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 from math import prod
+from operator import add, mul
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Op, Poly, Sym, from_polynomial, polynomial, substitute, symbols, walk
@@ -44,24 +46,44 @@ def product(dims: Iterable[Expr]) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What must hold in every run without an error: `equal` maps a dim to what it equals, each of `bounds` is ≥ 0."""
+    """What must hold in every run without an error: `equal` maps a dim to what it equals, each of `bounds` is ≥ 0.
+
+    So is `holds` of each of `conditions`, of which nothing follows for other dims. Those that are `assumed` may
+    be broken by a run of the original: fused models refuse such runs.
+    """
 
     equal: tuple[tuple[Expr, Expr], ...] = ()
     bounds: tuple[Expr, ...] = ()
+    conditions: tuple[Expr, ...] = ()
+    assumed: tuple[Expr, ...] = ()
 
     def joined(self, other: "Facts") -> "Facts":
         """Both; where both say what a dim equals, these facts do."""
         equal = {**dict(other.equal), **dict(self.equal)}
         order = dict.fromkeys((*dict(self.equal), *equal))
-        return Facts(tuple((dim, equal[dim]) for dim in order), tuple(dict.fromkeys((*self.bounds, *other.bounds))))
+        lists = (
+            tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
+            for name in ("bounds", "conditions", "assumed")
+        )
+        return Facts(tuple((dim, equal[dim]) for dim in order), *lists)
+
+    @property
+    def checks(self) -> tuple[Expr, ...]:
+        """Expressions that are at least 0 exactly where bounds and conditions hold."""
+        return (*self.bounds, *map(holds, self.conditions))
 
 
 @dataclass(slots=True)
 class Dims:
-    """Dim arithmetic under `facts`; gathers more of them in `found`. `fresh` are symbols that inference made up."""
+    """Dim arithmetic under `facts`; gathers more of them in `found`. `fresh` are symbols that inference made up.
+
+    `whole` are symbols that are a dim of a model input by themselves, `hints` what the names of others say, over these.
+    """
 
     facts: Facts
     fresh: set[Sym] = field(default_factory=set[Sym])
+    whole: frozenset[Sym] = frozenset()
+    hints: Mapping[Expr, Expr] = field(default_factory=dict[Expr, Expr])
     found: Facts = field(default_factory=Facts)
     recording: bool = True  # off in bodies of loops: they may never run, and no iteration checks the last results
     _bounds: list[Poly] = field(init=False)
@@ -77,7 +99,7 @@ class Dims:
 
     def within(self, facts: Facts) -> "Dims":
         """Dim arithmetic where `facts` hold too, which gathers facts of its own."""
-        inner = Dims(self.facts.joined(facts), fresh=self.fresh)
+        inner = Dims(self.facts.joined(facts), fresh=self.fresh, whole=self.whole, hints=self.hints)
         inner._bounds += self._bounds
         return inner
 
@@ -254,11 +276,15 @@ class Dims:
             if self._one_only_with(y, x):
                 self.must_equal(y, x)
                 return x
+        common = self._inside_tables(a, b)
+        if common is not None:
+            return common
         candidates = sorted({*candidates_of(a), *candidates_of(b)}, key=str)
         result = candidates[-1]
         for candidate in reversed(candidates[:-1]):
-            result = Op("select", (Op("eq", (candidate, ONE), DType.BOOL), result, candidate), DType.I64)
-        return self.known(result)
+            result = Op("select", (_equals(candidate, ONE), result, candidate), DType.I64)
+        self._record(condition=_either(_either(_equals(a, b), _equals(a, ONE)), _equals(b, ONE)))
+        return self._named_alike(a, b, self.known(result))
 
     def broadcast_shapes(self, *shapes: Shape) -> Shape:
         """Numpy broadcasting of whole shapes."""
@@ -275,6 +301,60 @@ class Dims:
             return False
         other = small.args[1] if small.args[0] == large else small.args[0]
         return self.nonnegative(other - 2)
+
+    # -- assumptions ----------------------------------------------------------------------------------------------
+
+    def _inside_tables(self, a: Expr, b: Expr) -> Expr | None:
+        """The dim that `a` and `b` both are if no slice reaches beyond what it slices; None when they are not then.
+
+        Without that, they could differ where one is 1. It is noted, to be checked.
+        """
+        needed: list[Expr] = []
+        left, right = (self._unclamped(side, needed) for side in (a, b))
+        if left != right or not all(symbols(bound) <= self.whole for bound in needed):
+            return None
+        needed = [bound for bound in dict.fromkeys(needed) if not self.nonnegative(bound)]
+        if needed and not self.recording:
+            return None
+        for bound in needed:
+            self._record(bound=bound, assumed=True)
+        return left
+
+    def _named_alike(self, a: Expr, b: Expr, result: Expr) -> Expr:
+        """`result`, the broadcast of `a` and `b`; the dim that both are called after where names say that it is one.
+
+        Only that the broadcast is so long is noted, to be checked: a dim of 1 may still be broadcast.
+        """
+        if not self.hints or not self.recording or len(candidates_of(result)) == 1:
+            return result
+        left, right = (self.simplest(self._hinted(side)) for side in (a, b))
+        if left != right or left not in candidates_of(result) or not symbols(result) <= self.whole:
+            return result
+        self._record(equal=(result, left))
+        self._record(condition=_equals(result, left), assumed=True)
+        return left
+
+    def _hinted(self, expr: Expr) -> Expr:
+        """`expr` where every name of a dim tells the truth."""
+        if not isinstance(expr, Op):
+            return self.hints.get(expr, expr)
+        return self._rebuilt(expr, [self._hinted(arg) for arg in expr.args])
+
+    def _unclamped(self, expr: Expr, needed: list[Expr]) -> Expr:
+        """What `expr` is where no minimum with a number is that number; adds what that takes."""
+        if not isinstance(expr, Op):
+            return expr
+        args = [self._unclamped(arg, needed) for arg in expr.args]
+        for size, limit in (args, args[::-1]) if expr.name == "min" else ():
+            if isinstance(limit, Const) and not isinstance(size, Const):
+                needed.append(limit - size)
+                return size
+        return self._rebuilt(expr, args)
+
+    def _rebuilt(self, expr: Op, args: Sequence[Expr]) -> Expr:
+        rules = {"add": add, "mul": mul, "min": self.minimum, "max": self.maximum}
+        rule = rules.get(expr.name)
+        return Op(expr.name, tuple(args), expr.dtype) if rule is None else rule(*args)
 
     # -- facts ----------------------------------------------------------------------------------------------------
 
@@ -304,27 +384,96 @@ class Dims:
                 return y
         if isinstance(a, Sym) and isinstance(b, Sym):
             self._record(equal=(b, a))
+            return a
+        for x, y in ((a, b), (b, a)):
+            if x in self.whole and isinstance(y, Op) and symbols(y) <= self.whole and not self._leads_back(x, y):
+                self._record(equal=(x, y))
+                return y
+        self._settle(a, b)
         return a
+
+    def _leads_back(self, old: Expr, new: Expr) -> bool:
+        """Whether putting `new` for a symbol `old` could go round in circles, together with what is known so far."""
+        known = (*self.facts.equal, *self.found.equal)
+        replaced = {old, *(key for key, _ in known)}
+        return bool(symbols(new) & replaced) or any(old in symbols(value) for _, value in known)
+
+    def _settle(self, a: Expr, b: Expr) -> tuple[Expr, Expr] | None:
+        """Record which dim a broadcast that was not decided has, where that follows from a = b; gives the two."""
+        rest = polynomial(a - b)
+        for term, coefficient in rest.items():
+            if len(term) == 1 and coefficient in (1, -1) and len(candidates_of(term[0])) > 1:
+                value = term[0] - (a - b) * coefficient
+                if value in candidates_of(term[0]):
+                    self._record(equal=(term[0], value))
+                    return term[0], value
+        return None
+
+    def same_count(self, old: Sequence[Expr], new: Sequence[Expr]) -> None:
+        """Record what follows from as many elements in `old` as in `new`.
+
+        Dims of both are left out. Where one of them may be 0, the others need not be equal: that they are is assumed.
+        """
+        left, common = list(old), list[Expr]()
+        right = list[Expr]()
+        for size in new:
+            if size in left:
+                left.remove(size)
+                common.append(size)
+            else:
+                right.append(size)
+        counts = [integer(product(size for size in side if isinstance(size, Const))) for side in (left, right)]
+        rest = [[size for size in side if not isinstance(size, Const)] for side in (left, right)]
+        if counts[0] != counts[1] or not counts[0] or [len(side) for side in rest] != [1, 1]:
+            return
+        found = self._settle(rest[0][0], rest[1][0])
+        if found is not None and not all(self.nonnegative(size - 1) for size in common):
+            self._record(condition=_equals(*found), assumed=True)
 
     def must_hold(self, bound: Expr) -> None:
         """Record that the model only runs if `bound` ≥ 0."""
         if not self.nonnegative(bound):
             self._record(bound=bound)
 
-    def _record(self, *, equal: tuple[Expr, Expr] | None = None, bound: Expr | None = None) -> None:
+    def _record(
+        self,
+        *,
+        equal: tuple[Expr, Expr] | None = None,
+        bound: Expr | None = None,
+        condition: Expr | None = None,
+        assumed: bool = False,
+    ) -> None:
         if not self.recording:
             return
         known = self.found
         equalities = known.equal + ((equal,) if equal and equal[0] not in dict(known.equal) else ())
-        bounds = known.bounds + ((bound,) if bound is not None and bound not in known.bounds else ())
-        self.found = Facts(equalities, bounds)
+        bounds, conditions = _with(known.bounds, bound), _with(known.conditions, condition)
+        check = bound if condition is None else holds(condition)
+        self.found = Facts(equalities, bounds, conditions, _with(known.assumed, check) if assumed else known.assumed)
+
+
+def _with(known: tuple[Expr, ...], new: Expr | None) -> tuple[Expr, ...]:
+    return known if new is None or new in known else (*known, new)
+
+
+def _equals(a: Expr, b: Expr) -> Expr:
+    return Op("eq", (a, b), DType.BOOL)
+
+
+def _either(a: Expr, b: Expr) -> Expr:
+    return Op("or", (a, b), DType.BOOL)
+
+
+def holds(condition: Expr) -> Expr:
+    """0 where a condition holds, -1 where it does not: a condition as a bound."""
+    return Op("select", (condition, ZERO, Const(-1, DType.I64)), DType.I64)
 
 
 def candidates_of(expr: Expr) -> tuple[Expr, ...]:
     """The dims that a broadcast dim may be: (a, b) for `broadcast(a, b)` that was not decided; (expr,) for others."""
     if isinstance(expr, Op) and expr.name == "select":
         condition, rest, candidate = expr.args
-        if condition == Op("eq", (candidate, ONE), DType.BOOL):
+        if condition == _equals(candidate, ONE):
             return (candidate, *candidates_of(rest))
     return (expr,)
 

@@ -15,6 +15,7 @@ from fuser.element import (
     ZERO,
     Element,
     Index,
+    Shape,
     attribute,
     dtype_of,
     reindex,
@@ -22,7 +23,7 @@ from fuser.element import (
 )
 from fuser.shapes import Shapes
 from tilecore.contract.dtype import DType, from_onnx
-from tilecore.contract.expr import Const, Expr, apply, binary, cast, const, loads, nonnegative, select
+from tilecore.contract.expr import Const, Expr, Var, apply, binary, cast, const, loads, nonnegative, select
 
 
 def _identity(e: Element) -> Expr:
@@ -180,6 +181,19 @@ def _gather_nd(e: Element) -> Expr:
     positions = [(cast(e.read(1, (*outer, const(i))), DType.I64), shape[batch + i]) for i in range(count)]
     picked = tuple(_in_range(position, dim) for position, dim in positions)
     return _shown(e.read(0, (*outer[:batch], *picked, *e.index[len(indices) - 1 :])), positions)
+
+
+def gathered(node: ir.Node, index: Index, shape: Shape) -> list[tuple[Index, Expr]]:
+    """Where a gather finds the positions that belong to `index` in its indices, each with the dim that it is for.
+
+    `shape` is that of the data; of GatherND's indices the last axis of `index` is left out of account.
+    """
+    if node.op_type != "GatherND":
+        return [(index, shape[int(attribute(node, "axis", 0)) % len(shape)])]
+    batch = int(attribute(node, "batch_dims", 0))
+    extent = index[-1].extent if isinstance(index[-1], Var) else ONE
+    count = int(extent.value) if isinstance(extent, Const) else 0
+    return [((*index[:-1], const(i)), shape[batch + i]) for i in range(count)]
 
 
 def _shown(found: Expr, positions: Iterable[tuple[Expr, Expr]]) -> Expr:

@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fuser.cuts import Cuts
-from fuser.element import Index, LiftError, content_of
+from fuser.dots import axes_of
+from fuser.element import Index, LiftError, content_of, shape_of
 from fuser.graph import captured
 from fuser.lift import rule_of
+from fuser.lift_views import GATHERS, gathered
 from fuser.precision import widened
 from fuser.region import Region, name_of
-from tilecore.contract.expr import Expr, Sym, Var, loads, symbols, variables
-from tilecore.contract.spec import Cell, Place, Result, Spec, SpecError, Tensor, check
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Load, Sym, Var, cast, loads, symbols, variables, walk
+from tilecore.contract.spec import Cell, Lookup, Place, Result, Spec, SpecError, Tensor, check
 
 COPY_LIMIT = 64 * 1024  # bytes of a constant that a function body may hold; larger ones become inputs
 
@@ -52,7 +55,8 @@ def lower(draft: Draft, cuts: Cuts, model_inputs: Iterable[ir.Value]) -> Region:
     inputs += _binders(draft, (*tensors, *outputs), inputs, tuple(model_inputs), cuts)
     final = tuple(cuts.tensor(value) for value in inputs)
     bound = frozenset(dim for tensor in final for dim in tensor.shape if isinstance(dim, Sym))
-    spec = widened(replace(draft.spec(final), requires=cuts.shapes.bounds(bound)))
+    looked_up = _lookups(nodes, inputs, cuts)
+    spec = widened(replace(draft.spec(final), requires=cuts.shapes.bounds(bound), lookups=looked_up))
     try:
         check(spec)
     except SpecError as error:
@@ -60,6 +64,33 @@ def lower(draft: Draft, cuts: Cuts, model_inputs: Iterable[ir.Value]) -> Region:
             str(error), advice="report the model: the program that was found breaks a rule of ours"
         ) from error
     return Region(draft.kind, draft.label, nodes, tuple(inputs), draft.outputs, spec)
+
+
+def _lookups(nodes: Iterable[ir.Node], inputs: Sequence[ir.Value], cuts: Cuts) -> tuple[Lookup, ...]:
+    """The indices that data brings to the region's gathers, where integers of its inputs make them."""
+    found: list[Lookup] = []
+    reader = cuts.reader("side", anchors=frozenset(inputs))
+    known = {cuts.tensor(value) for value in inputs}
+    for node in nodes:
+        data, index = node.inputs[:2] if node.op_type in GATHERS else (None, None)
+        if data is None or index is None or cuts.is_known(index):
+            continue
+        shape = shape_of(index, cuts.shapes)
+        axes = axes_of(shape, "at")
+        for at, size in gathered(node, axes, shape_of(data, cuts.shapes)):
+            try:
+                position = cast(reader.at(index, at), DType.I64)
+            except LiftError:  # made in a way that no expression says: the gather gives NaN out of range
+                continue
+            sources = {load.source for load in loads(position)}
+            if sources and sources <= known and all(map(_is_integer, walk(position))):
+                found.append(Lookup(tuple(axis for axis in axes if axis in variables(position)), position, size))
+    return tuple(dict.fromkeys(found))
+
+
+def _is_integer(part: Expr) -> bool:
+    """Whether a part of an index is something that no rounding or narrow type changes."""
+    return part.dtype in (DType.I64, DType.BOOL) or (isinstance(part, Load) and not part.dtype.is_float)
 
 
 def _body(draft: Draft, inputs: list[ir.Value], cuts: Cuts) -> tuple[ir.Node, ...]:

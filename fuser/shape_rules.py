@@ -144,6 +144,8 @@ def reshaped(dims: Dims, old: Shape | None, target: Shape, *, keep_zero: bool = 
                 left.remove(size)
                 rest.remove(size)
         new[free[0]] = dims.divide(product(left), product(rest))
+    elif old is not None:
+        dims.same_count(old, new)
     return tuple(new)
 
 

@@ -17,11 +17,13 @@ import onnx
 import onnx_ir as ir
 
 from fuser import shape_attention, shape_contents, shape_rules, shape_spatial, shape_types
+from fuser.dim_names import parse
 from fuser.dims import ZERO, Dims, Facts, Shape, dim
 from fuser.shape_call import CONTENT_LIMIT, Call, Content, Known, constant_of, contents_of
 from fuser.shape_rules import Rule
 from tilecore.contract.expr import Expr, Sym, const, symbols
 
+NAMELESS = frozenset({"", "?"})  # what exporters write where they know neither a number nor a name
 ROUNDS = 6  # each round starts anew with the facts of the one before; two or three do
 STANDARD: Mapping[str, Rule] = {**shape_rules.RULES, **shape_spatial.RULES, **shape_attention.STANDARD}
 CONTRIB: Mapping[str, Rule] = {**STANDARD, **shape_attention.CONTRIB}
@@ -63,7 +65,7 @@ class Shapes:
 
         `512 - seq`, say, where a table of 512 rows is sliced to `seq` rows and added to `seq` rows.
         """
-        return tuple(bound for bound in self.facts.bounds if symbols(bound) <= known)
+        return tuple(bound for bound in self.facts.checks if symbols(bound) <= known)
 
     def dims(self) -> Dims:
         """Dim arithmetic (broadcasting, proofs) under this model's facts."""
@@ -92,7 +94,9 @@ def infer(model: ir.Model) -> Shapes:
 
 
 def _infer_once(model: ir.Model, facts: Mapping[ir.Graph, Facts]) -> "_Engine":
-    engine = _Engine(model, Dims(facts[model.graph]), facts=facts)
+    whole = _whole_dims(model.graph.inputs)
+    dims = Dims(facts[model.graph], whole=whole, hints=_hints(model.graph.inputs, whole))
+    engine = _Engine(model, dims, facts=facts)
     engine.enter_inputs(model.graph.inputs)
     engine.infer_graph(model.graph)
     engine.found[model.graph] = engine.dims.found
@@ -133,7 +137,7 @@ class _Engine:
     def _declared(self, size: int | ir.SymbolicDim, own: str) -> Expr:
         """The symbol of a dim without a number: its name if it has one, else `own`."""
         name = None if isinstance(size, int) else size.value
-        return self.dims.known(Sym(name if name is not None and name not in ("", "?") else own))
+        return self.dims.known(Sym(name if name is not None and name not in NAMELESS else own))
 
     def infer_graph(self, graph: ir.Graph) -> None:
         """All nodes in order; initializers first."""
@@ -435,6 +439,22 @@ class _Engine:
 
 
 _SUBGRAPHS = {"If": _Engine.infer_if, "Loop": _Engine.infer_loop, "Scan": _Engine.infer_scan}
+
+
+def _named_dims(inputs: Iterable[ir.Value]) -> set[str]:
+    dims = (size for value in inputs if value.shape is not None for size in value.shape)
+    return {size.value for size in dims if isinstance(size, ir.SymbolicDim) and size.value is not None}
+
+
+def _whole_dims(inputs: Iterable[ir.Value]) -> frozenset[Sym]:
+    """The symbols of the inputs' dims: what a call says by its shapes."""
+    return frozenset(map(Sym, _named_dims(inputs) - NAMELESS))
+
+
+def _hints(inputs: Iterable[ir.Value], whole: frozenset[Sym]) -> dict[Expr, Expr]:
+    """What names of dims claim, where it can be checked by other dims of the model's inputs."""
+    found = {Sym(name): parse(name) for name in _named_dims(inputs)}
+    return {symbol: expr for symbol, expr in found.items() if expr is not None and symbols(expr) <= whole}
 
 
 def _source(value: ir.Value) -> ir.Value:

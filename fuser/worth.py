@@ -4,7 +4,7 @@ Comes in: a spec and the work of its nodes. Goes out: predicted seconds and deci
 outside of the fuser; here is only what it needs to know of nodes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,13 +39,19 @@ class CostModel(Protocol):
         ...
 
 
+def _nothing(spec: Spec) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Everything:
-    """The cost model that never objects."""
+    """The cost model that predicts nothing, and objects to nothing but what `refusal` gives a reason against."""
+
+    refusal: Callable[[Spec], str | None] = _nothing
 
     def refuses(self, spec: Spec) -> str | None:
-        """None."""
-        return None
+        """What `refusal` says."""
+        return self.refusal(spec)
 
     def merges(self, spec: Spec) -> bool:
         """True."""

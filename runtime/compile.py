@@ -20,10 +20,11 @@ from typing import Any
 import numpy.typing as npt
 import onnx_ir as ir
 
+from fuser.assumptions import assumptions_of, checked
 from fuser.body import DOMAIN
 from fuser.coverage import Workload, coverage_of, workload_of
 from fuser.expand.apply import own_names
-from fuser.find import find
+from fuser.find import Found, find
 from fuser.load import LoadError, load
 from fuser.operands import OPSET, narrow
 from fuser.region import Miss, Region, name_of
@@ -33,9 +34,9 @@ from fuser.shapes import Shapes, infer
 from fuser.standalone import is_weight
 from fuser.unpad import UnpadError, unpad
 from runtime import native
-from runtime.cost import CardCost, machine_cost
+from runtime.cost import card_cost, machine_cost
 from runtime.inputs import InputError
-from runtime.kernels import card_profile, kernel_writer
+from runtime.kernels import KernelWriter, card_profile, kernel_writer
 from runtime.machine import machine_profile
 from runtime.options import CARDS, Options
 from runtime.page.assemble import finish, sketch
@@ -333,29 +334,59 @@ def fuse(
     profile, targets = machine_profile(options), _targets(options)
     writer = kernel_writer(options, profile, targets, dump=dump, cubins=cubins)
     cost = machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all)
-    found = find(model, CardCost(card_profile(options)) if options.cuda else cost)
+    found = find(model, card_cost(card_profile(options)) if options.cuda else cost)
     model, regions, misses = found.model, found.regions, found.misses
     if options.precision == BF16:
         regions = _narrowed(model, regions, found.shapes, options.target)
     _dump_scan(model, regions, misses, dump)
-    parts: list[Part] = []
-    refused: list[Miss] = []
-    dropped: list[Part] = []
-    for number, region in enumerate(regions, 1):
-        progress(f"writing kernels: region {number} of {len(regions)}")
+    parts, dropped, refused = _parts(found, regions, writer, kernels, without, progress, start)
+    return Fused(model, found.shapes, workload_of(model, found.shapes), nodes, 0, parts, dropped, (*misses, *refused))
+
+
+def _parts(
+    found: Found,
+    regions: Sequence[Region],
+    writer: KernelWriter,
+    kernels: dict[Spec, Kernel | str],
+    without: frozenset[Key],
+    progress: Progress,
+    start: Callable[[Kernel], None] | None,
+) -> tuple[tuple[Part, ...], tuple[Part, ...], tuple[Miss, ...]]:
+    """The regions with their kernels, those that are left out, and a miss for each that has no kernel."""
+
+    def written(region: Region) -> Kernel | str:
         spec = canonical(region.spec)
         if spec not in kernels:
-            kernels[spec] = written = writer.write(region.kind, spec)
-            if start is not None and isinstance(written, Kernel):
-                start(written)
-        kernel = kernels[spec]
-        if isinstance(kernel, Kernel):
-            inputs, outputs = (tuple(value.name or "" for value in side) for side in (region.inputs, region.outputs))
-            (dropped if outputs in without else parts).append(Part(region, kernel, inputs, outputs))
+            kernels[spec] = new = writer.write(region.kind, spec)
+            if start is not None and isinstance(new, Kernel):
+                start(new)
+        return kernels[spec]
+
+    def part(region: Region) -> Part:
+        kernel = written(region)
+        assert isinstance(kernel, Kernel)  # others are no longer among the regions
+        return Part(region, kernel, _names(region.inputs), _names(region.outputs))
+
+    misses: list[Miss] = []
+    kept: list[Region] = []
+    dropped: list[Region] = []
+    for number, region in enumerate(regions, 1):
+        progress(f"writing kernels: region {number} of {len(regions)}")
+        kernel = written(region)
+        if not isinstance(kernel, Kernel):
+            misses.append(_refused(region, kernel))
         else:
-            refused.append(_refused(region, kernel))
-    workload = workload_of(model, found.shapes)
-    return Fused(model, found.shapes, workload, nodes, 0, tuple(parts), tuple(dropped), (*misses, *refused))
+            (dropped if _names(region.outputs) in without else kept).append(region)
+    checks = assumptions_of(found.model, found.shapes)
+    inputs = found.model.graph.inputs
+    safe, unsafe = checked(kept, checks, found.shapes, inputs, lambda region: isinstance(written(region), Kernel))
+    reason, advice = "no kernel can check what was assumed of its dims", "fix the dims of the model's inputs"
+    misses += [_refused(region, reason, advice) for region in unsafe]
+    return tuple(map(part, safe)), tuple(map(part, dropped)), tuple(misses)
+
+
+def _names(values: Sequence[ir.Value]) -> tuple[str, ...]:
+    return tuple(value.name or "" for value in values)
 
 
 def _narrowed(model: ir.Model, regions: Sequence[Region], shapes: Shapes, target: str) -> tuple[Region, ...]:
@@ -371,8 +402,10 @@ def _narrowed(model: ir.Model, regions: Sequence[Region], shapes: Shapes, target
     return tuple(narrow(region, shapes) for region in regions)
 
 
-def _refused(region: Region, reason: str) -> Miss:
-    """The miss of a region that the backend has no kernel for."""
+def _refused(
+    region: Region, reason: str, advice: str = "nothing to do in the model: the backend has no code for this yet"
+) -> Miss:
+    """The miss of a region that was found whole and does not run as a kernel."""
     last = region.nodes[-1]
     return Miss(
         region.kind,
@@ -380,7 +413,7 @@ def _refused(region: Region, reason: str) -> Miss:
         reason,
         op=last.op_type,
         reached=f"{region.label}: the whole region was found; the backend refused it",
-        advice="nothing to do in the model: the backend has no code for this yet",
+        advice=advice,
         body=region.body,
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fuser.region import Prediction
 from fuser.unfused import Work
+from fuser.worth import CostModel, Everything
 from tilecore.canonical import canonical
 from tilecore.contract.dtype import DType
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec
@@ -67,39 +68,21 @@ class MachineCost:
         return self._kernels[spec]
 
 
-@dataclass(slots=True)
-class CardCost:
+def card_cost(card: GpuProfile) -> CostModel:
     """Decisions for an NVIDIA card: a region is fused if it has a kernel there, else ONNX Runtime's own run its nodes.
 
     A kernel for the processor alone would have everything around it copied there and back.
     """
+    refused: dict[Spec, str | None] = {}
 
-    card: GpuProfile
-    _refused: dict[Spec, str | None] = field(default_factory=dict[Spec, str | None])
-
-    def refuses(self, spec: Spec) -> str | None:
-        """Why there is no CUDA kernel."""
+    def why(spec: Spec) -> str | None:
         key = canonical(spec)
-        if key not in self._refused:
-            self._refused[key] = refusal(key, self.card)
-        why = self._refused[key]
-        return None if why is None else f"no kernel for NVIDIA cards: {why}"
+        if key not in refused:
+            refused[key] = refusal(key, card)
+        reason = refused[key]
+        return None if reason is None else f"no kernel for NVIDIA cards: {reason}"
 
-    def merges(self, spec: Spec) -> bool:
-        """True: the left operand is fetched once."""
-        return True
-
-    def sizes(self, spec: Spec) -> Mapping[str, int]:
-        """None are needed."""
-        return {}
-
-    def predict(self, spec: Spec, nodes: tuple[Work, ...], sizes: Mapping[str, int]) -> Prediction | None:
-        """None: there is no model of what ONNX Runtime's kernels cost on a card."""
-        return None
-
-    def accepts(self, prediction: Prediction) -> bool:
-        """True."""
-        return True
+    return Everything(why)
 
 
 def machine_cost(profile: HardwareProfile, target: Target, *, fuse_all: bool) -> MachineCost:

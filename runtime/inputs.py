@@ -4,7 +4,6 @@ In: a model (weights need not be loaded). Out: arrays by input name, of the decl
 Invariant: the same model, sizes and seed give the same arrays.
 """
 
-import ast
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,10 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, inliner, numpy_helper
 
+from fuser.dim_names import parse
 from runtime.lengths import length_range
+from tilecore.contract.evaluate import Evaluator
+from tilecore.contract.expr import Sym, walk
 
 Array = npt.NDArray[Any]
 Dim = int | str
@@ -294,19 +296,10 @@ def check(feeds: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array
 
 def _terms(dim: str) -> tuple[str, ...]:
     """Symbols of a dim such as "past + seq"; a name that is no arithmetic is one symbol."""
-    tree = _parse(dim)
-    if tree is None:
+    expr = parse(dim)
+    if expr is None:
         return (dim,)
-    return tuple(dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
-
-
-def _parse(dim: str) -> ast.expr | None:
-    try:
-        tree = ast.parse(dim, mode="eval").body
-    except SyntaxError:
-        return None
-    allowed = (ast.BinOp, ast.Name, ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Load)
-    return tree if all(isinstance(node, allowed) for node in ast.walk(tree)) else None
+    return tuple(dict.fromkeys(node.name for node in walk(expr) if isinstance(node, Sym)))
 
 
 def _size(dim: Dim, sizes: Mapping[str, int], name: str) -> int:
@@ -315,29 +308,11 @@ def _size(dim: Dim, sizes: Mapping[str, int], name: str) -> int:
     missing = [term for term in _terms(dim) if term not in sizes]
     if missing:
         raise InputError(f"input {name!r} needs a size for {missing[0]!r}; given: {', '.join(sizes) or 'none'}")
-    tree = _parse(dim)
-    return sizes[dim] if tree is None else _evaluate(tree, sizes)
-
-
-def _evaluate(tree: ast.expr, sizes: Mapping[str, int]) -> int:
-    match tree:
-        case ast.Name(id=name):
-            return sizes[name]
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.BinOp(left=left, op=operator, right=right):
-            a, b = _evaluate(left, sizes), _evaluate(right, sizes)
-            match operator:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case _:
-                    return a // b
-        case _:
-            raise InputError(f"cannot evaluate the dim {ast.unparse(tree)!r}")
+    expr = parse(dim)
+    size = sizes[dim] if expr is None else int(Evaluator({}, sizes)(expr))
+    if size < 0:
+        raise InputError(f"input {name!r} has a dim {dim!r}, which is {size} for {describe(sizes)}")
+    return size
 
 
 def _batches(model: onnx.ModelProto) -> set[str]:

@@ -31,6 +31,7 @@ class _Table(ctypes.Structure):
         ("input_types", ctypes.c_void_p), ("outputs", ctypes.c_void_p), ("bind", ctypes.c_void_p),
         ("shape", ctypes.c_void_p), ("tasks", ctypes.c_void_p), ("group", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p), ("work", ctypes.c_void_p), ("run", ctypes.c_void_p),
+        ("check", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -51,6 +52,7 @@ _BIND = ctypes.CFUNCTYPE(
 )
 _SHAPE = ctypes.CFUNCTYPE(None, _Sizes, ctypes.c_int32, _Sizes)
 _COUNT = ctypes.CFUNCTYPE(ctypes.c_int64, _Sizes)
+_CHECK = ctypes.CFUNCTYPE(ctypes.c_int32, _Sizes, ctypes.POINTER(ctypes.c_void_p), ctypes.c_char_p, ctypes.c_size_t)
 _RUN = ctypes.CFUNCTYPE(
     None,
     _Sizes,
@@ -81,6 +83,12 @@ class Native:
         if _BIND(self.table.bind)(rows, ranks, symbols, error, 256):
             raise KernelError(f"{self.name}: {error.value.decode()}")
         return symbols
+
+    def look_at(self, symbols: "ctypes.Array[ctypes.c_int64]", inputs: "ctypes.Array[ctypes.c_void_p]") -> None:
+        """KernelError when an index that an input brings is out of range."""
+        error = ctypes.create_string_buffer(256)
+        if self.table.check and _CHECK(self.table.check)(symbols, inputs, error, 256):
+            raise KernelError(f"{self.name}: {error.value.decode()}")
 
     def cell(self, name: str) -> ctypes.c_int32:
         """A variable that the kernel's library exports."""
@@ -164,6 +172,7 @@ class CompiledKernel:
         whole = np.full(stride * threads + LINE, 0xFF, np.uint8)
         scratch = whole[-whole.ctypes.data % LINE :]
         pointers = (_pointers(arrays), _pointers(outputs))
+        self.native.look_at(symbols, pointers[0])
         return Call(symbols, *pointers, arrays, outputs, scratch, stride, _COUNT(table.tasks)(symbols))
 
     def time_call(self, call: "Call", *, threads: int, rounds: int) -> float:

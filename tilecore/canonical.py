@@ -35,6 +35,8 @@ def canonical(spec: Spec, *, constants: bool = True) -> Spec:
     def view(old: View) -> View:
         return replace(old, value=expression(old.value))
 
+    lookups = tuple(replace(lookup, position=expression(lookup.position)) for lookup in spec.lookups)
+    spec = replace(spec, lookups=lookups)
     outputs = tuple(_result(result, places, expression(result.value)) for result in spec.outputs)
     inputs = tuple(names.values())
     match spec:

@@ -37,6 +37,7 @@ from tilecore.verify import verify
 HEADERS = Path(__file__).parent / "csrc"
 PLACEHOLDER = "KERNEL_NAME"
 MAX_SYMBOLS, MAX_RANK = 32, 8  # TILE_MAX_SYMBOLS and TILE_MAX_RANK
+MAX_INPUTS, MAX_OUTPUTS = 64, 16  # TILE_MAX_INPUTS and TILE_MAX_OUTPUTS of hosts
 Dump = Callable[[str, str], None]  # (stage, text)
 
 
@@ -85,7 +86,8 @@ def compile_spec(
     target = profile.target if profile.target in targets else targets[0]
     choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, target)
     program = trace(function, inputs=packed_spec.inputs, operands=operands, extents=choice.config)
-    signature = Signature(PLACEHOLDER, packed_spec.inputs, outputs_of(packed_spec), work_of(packed_spec), spec.requires)
+    sides = packed_spec.inputs, outputs_of(packed_spec)
+    signature = Signature(PLACEHOLDER, *sides, work_of(packed_spec), spec.requires, packed_spec.lookups)
     needed = targets_of(program, targets)
     texts = {target.name: _emit(program, signature, target) for target in needed}
     name = kernel_name(label, texts)
@@ -119,6 +121,12 @@ def _check_limits(spec: Spec) -> None:
     symbols = symbol_order(spec.inputs)
     if len(symbols) > MAX_SYMBOLS:
         raise EmitError(f"{len(symbols)} symbolic dims: a kernel has room for {MAX_SYMBOLS}")
+    for what, count, room in (
+        ("inputs", len(spec.inputs), MAX_INPUTS),
+        ("outputs", len(outputs_of(spec)), MAX_OUTPUTS),
+    ):
+        if count > room:
+            raise EmitError(f"{count} {what}: a call of a kernel has room for {room}")
     check_limits((*spec.inputs, *outputs_of(spec)))
 
 

@@ -25,6 +25,7 @@ from tilecore.emit_expr import (
     unrounded,
 )
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
+from tilecore.emit_lookups import emit_lookups
 from tilecore.emit_product import kind_of, product_function, product_text
 from tilecore.emit_stream import emit_stream
 from tilecore.graph import split_affine
@@ -84,6 +85,7 @@ def emit_c(program: LoopProgram, signature: Signature, target: Target) -> str:
         *([f'__attribute__((visibility("default"))) int32_t {FAILED};'] if printer.checks else []),
         *_products(program, target),
         run,
+        *emit_lookups(signature, names),
         *descriptor(program, signature, names, target),
     ]
     return "\n".join(parts) + "\n"

@@ -7,8 +7,8 @@ shape is an error with both numbers, never a read past the end.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilecore.contract.expr import Const, Expr, Op, Sym, binary, const
-from tilecore.contract.spec import Tensor, extent_of
+from tilecore.contract.expr import Const, Expr, Op, Sym, binary, const, rewrite
+from tilecore.contract.spec import Lookup, Tensor, extent_of
 from tilecore.loops import LoopProgram, Memory, Once, loop_statements
 from tilecore.target import Target
 
@@ -25,6 +25,7 @@ class Signature:
     outputs: tuple[Tensor, ...]
     work: Expr
     requires: tuple[Expr, ...] = ()  # at least 0 in every valid call
+    lookups: tuple[Lookup, ...] = ()
 
 
 def symbol_order(inputs: tuple[Tensor, ...]) -> tuple[str, ...]:
@@ -69,9 +70,14 @@ def size_text(expr: Expr, names: Mapping[str, str]) -> str:
             raise ValueError(f"{expr} is not an expression of dims")
 
 
+def symbol_lines(names: Mapping[str, str]) -> list[str]:
+    """C that gives the symbols of a call their names."""
+    return [f"    const int64_t {name} = symbols[{i}]; (void){name};" for i, name in enumerate(names.values())]
+
+
 def descriptor(program: LoopProgram, signature: Signature, names: Mapping[str, str], target: Target) -> list[str]:
-    """Everything after `run`: bind, shape, tasks, scratch, work and the table."""
-    symbols = [f"    const int64_t {name} = symbols[{i}]; (void){name};" for i, name in enumerate(names.values())]
+    """Everything after `run` and `check`: bind, shape, tasks, scratch, work and the table."""
+    symbols = symbol_lines(names)
     tasks = _product([extent_of(axis) for axis in program.grid])
     group = extent_of(program.grid[0]) if flags(program) else const(1)
     memories = [scratch_bytes(memory) for memory in program.memories if memory.kind == "scratch"]
@@ -86,7 +92,7 @@ def descriptor(program: LoopProgram, signature: Signature, names: Mapping[str, s
         *_tables(signature),
         f"const tile_kernel {kernel_symbol(signature.name, target.name)} = {{",
         f'    "{signature.name}", {len(signature.inputs)}, {len(signature.outputs)}, input_types, tile_outputs,',
-        "    bind, shape, tasks, group, scratch_size, work, run,",
+        f"    bind, shape, tasks, group, scratch_size, work, run, {'check' if signature.lookups else 'NULL'},",
         "};",
     ]
 
@@ -126,9 +132,21 @@ def _bind(signature: Signature, names: Mapping[str, str]) -> str:
                 checks.append(f"    TILE_CHECK_DIM({i}, {axis}, {size_text(dim, names)})")
     lines += [f"    (void){name};" for name in bound.values()]
     for expr in signature.requires:
-        text = str(expr).replace("\\", "").replace('"', "")
-        checks.append(f'    TILE_CHECK_NOT_NEGATIVE({size_text(expr, names)}, "{text}")')
+        text, macro = _quoted(expr), "TILE_CHECK_NOT_NEGATIVE"
+        if isinstance(expr, Op) and expr.name == "select" and expr.args[1:] == (const(0), const(-1)):
+            text, macro = _quoted(expr.args[0]), "TILE_CHECK_HOLDS"
+        checks.append(f'    {macro}({size_text(expr, names)}, "{text}")')
     return "\n".join([*lines, *checks, "    return 0;", "}"])
+
+
+def _quoted(expr: Expr) -> str:
+    """The expression for a message in C: names of dims that are no identifiers stand in quotes."""
+
+    def named(node: Expr) -> Expr | None:
+        return Sym(f"'{node.name}'") if isinstance(node, Sym) and not node.name.isidentifier() else None
+
+    text = str(rewrite(expr, named)).replace("\\", "").replace('"', "")
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _shape(signature: Signature, symbols: list[str], names: Mapping[str, str]) -> str:

@@ -204,8 +204,16 @@ static void run_chunk(void* data, size_t index) {
 OrtStatus* tile_call_kernel(const tile_host* host, const tile_kernel* kernel, OrtKernelContext* context) {
     call job;
     job.kernel = kernel;
-    TILE_TRY(tile_bind_call(host, kernel, context, &job.bound));
+    TILE_TRY(bind_inputs(host, kernel, context, &job.bound));
     const int64_t* symbols = job.bound.symbols;
+    if (kernel->check != NULL) {
+        char error[MESSAGE_BYTES];
+        error[0] = '\0';
+        if (kernel->check(symbols, job.bound.inputs, error, sizeof error) != 0) {
+            return tile_refuse(host->api, ORT_INVALID_ARGUMENT, kernel->name, "%s", error);
+        }
+    }
+    TILE_TRY(allocate_outputs(host, kernel, context, &job.bound));
     int64_t tasks = kernel->tasks(symbols);
     if (tasks <= 0) return NULL;
     job.scratch_bytes = kernel->scratch(symbols);

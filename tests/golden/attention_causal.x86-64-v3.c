@@ -1,4 +1,4 @@
-/* FusedGolden_233e01b6050b: attention for x86-64-v3 */
+/* FusedGolden_68248e799d16: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -322,7 +322,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_233e01b6050b_x86_64_v3 = {
-    "FusedGolden_233e01b6050b", 1, 1, input_types, tile_outputs,
-    bind, shape, tasks, group, scratch_size, work, run,
+const tile_kernel tile_kernel_FusedGolden_68248e799d16_x86_64_v3 = {
+    "FusedGolden_68248e799d16", 1, 1, input_types, tile_outputs,
+    bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

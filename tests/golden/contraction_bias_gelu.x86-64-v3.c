@@ -1,4 +1,4 @@
-/* FusedGolden_33303567188c: matmul for x86-64-v3 */
+/* FusedGolden_01b4fb8565af: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -110,7 +110,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_33303567188c_x86_64_v3 = {
-    "FusedGolden_33303567188c", 3, 1, input_types, tile_outputs,
-    bind, shape, tasks, group, scratch_size, work, run,
+const tile_kernel tile_kernel_FusedGolden_01b4fb8565af_x86_64_v3 = {
+    "FusedGolden_01b4fb8565af", 3, 1, input_types, tile_outputs,
+    bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

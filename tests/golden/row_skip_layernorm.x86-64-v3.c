@@ -1,4 +1,4 @@
-/* FusedGolden_a9e6298337eb: row for x86-64-v3 */
+/* FusedGolden_e0c7de5e8797: row for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -181,7 +181,7 @@ static const int32_t input_types[] = {1, 1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_dim dims_1[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}, {1, 2, dims_1}};
-const tile_kernel tile_kernel_FusedGolden_a9e6298337eb_x86_64_v3 = {
-    "FusedGolden_a9e6298337eb", 4, 2, input_types, tile_outputs,
-    bind, shape, tasks, group, scratch_size, work, run,
+const tile_kernel tile_kernel_FusedGolden_e0c7de5e8797_x86_64_v3 = {
+    "FusedGolden_e0c7de5e8797", 4, 2, input_types, tile_outputs,
+    bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -5,8 +5,8 @@ outputs) and *logical* operands: a `View` says what element (b, h, q, d) is, as 
 inputs; a `Place` says where logical element (b, h, q, e) of a result goes. Transposes, reshapes, slices, broadcasts,
 GQA head maps, rotary embeddings and pre-scales are therefore all the same thing: an expression.
 
-`requires` are expressions of symbols that are at least 0 in every valid call (512 − seq where a table has 512 rows);
-a kernel refuses other calls.
+`requires` are expressions of symbols that are at least 0 in every valid call (512 − seq where a table has 512 rows),
+`lookups` say what indices that data brings are in one; a kernel refuses other calls.
 
 Invariants (checked by `check`): every symbol of a spec appears as a whole dim of some input; views load only from
 `inputs`; every element of every output is written exactly once by its `Place`.
@@ -91,6 +91,15 @@ PROBABILITY = Var("p", DType.F32)  # what programs call the softmax's result
 
 
 @dataclass(frozen=True, slots=True)
+class Lookup:
+    """Rows that data chooses: `position`, an i64 over loads of inputs, is in [-size, size) for all of `axes`."""
+
+    axes: tuple[Var, ...]
+    position: Expr
+    size: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """O[b,h,q,e] = Σ_k softmax_k(score(Σ_d Q[b,h,q,d]·K[b,h,k,d])) · V[b,h,k,e].
 
@@ -119,6 +128,7 @@ class AttentionSpec:
     weight: Expr | None = None
     reductions: tuple["Step", ...] = ()
     requires: tuple[Expr, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +155,7 @@ class ContractionSpec:
     acc: Var
     outputs: tuple[Result, ...]
     requires: tuple[Expr, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
     siblings: tuple[Product, ...] = ()
 
     @property
@@ -176,6 +187,7 @@ class RowSpec:
     steps: tuple[Step, ...]
     outputs: tuple[Result, ...]
     requires: tuple[Expr, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +247,7 @@ class ScanSpec:
     reads: tuple[Total, ...]
     outputs: tuple[Result, ...]
     requires: tuple[Expr, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
 
 
 Spec = AttentionSpec | ContractionSpec | RowSpec | ScanSpec
@@ -287,6 +300,8 @@ def _programs(spec: Spec) -> Iterator[tuple[str, Expr]]:
             yield f"update of {state.cell.name}", state.update
         for total in (*spec.totals, *spec.reads):
             yield f"total {total.cell.name}", total.value
+    for lookup in spec.lookups:
+        yield "the position of a lookup", lookup.position
     for result in spec.outputs:
         yield f"output {result.place.name}", result.value
         for position, index in enumerate(result.place.index):

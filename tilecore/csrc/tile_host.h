@@ -20,5 +20,19 @@
         snprintf(error, error_size, "dims out of range: %s must not be negative, is %lld", text, (long long)(value)); \
         return 1;                                                                                                   \
     }
+#define TILE_CHECK_HOLDS(value, text)                                                \
+    if ((value) < 0) {                                                               \
+        snprintf(error, error_size, "dims do not fit: %s does not hold", text);      \
+        return 1;                                                                    \
+    }
+#define TILE_CHECK_INDEX(position, rows)                                                                          \
+    {                                                                                                             \
+        const int64_t index = (position), count = (rows);                                                         \
+        if (index < -count || index >= count) {                                                                   \
+            snprintf(error, error_size, "index %lld is out of range: a table of %lld rows takes %lld to %lld",    \
+                     (long long)index, (long long)count, (long long)-count, (long long)(count - 1));              \
+            return 1;                                                                                             \
+        }                                                                                                         \
+    }
 
 #endif

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TILE_ABI_VERSION 4
+#define TILE_ABI_VERSION 5
 #define TILE_MAX_RANK 8
 #define TILE_MAX_SYMBOLS 32
 
@@ -52,6 +52,9 @@ typedef struct tile_kernel {
     int64_t (*work)(const int64_t* symbols);   /* estimated cost of the whole call in nanoseconds of one core */
     void (*run)(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch, int64_t* copied,
                 int64_t begin, int64_t end);
+    /* Reads indices that inputs bring, before `run`: 0, or 1 with a message when one is out of range. NULL: there are
+     * none. `run` itself stays inside its inputs whatever they hold, and gives NaN there. */
+    int32_t (*check)(const int64_t* symbols, const void* const* inputs, char* error, size_t error_size);
 } tile_kernel;
 
 /* All kernels of one library for one instruction set. `supported` asks the running processor. */

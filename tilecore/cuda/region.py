@@ -5,7 +5,7 @@ spec ─ adaptations ─ candidates ─ write ─ check_maps ─ build ─ emit_
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,7 +40,7 @@ def refusal(spec: Spec, profile: GpuProfile = H100) -> str | None:
     """Why no CUDA kernel can be written for `spec`; None when one can. No compiler is needed to know."""
     try:
         check(spec)
-        _first(canonical(spec), profile, "Kernel", lambda source: source)
+        _first(canonical(replace(spec, lookups=())), profile, "Kernel", lambda source: source)
     except CudaError as error:
         return str(error)
     return None
@@ -54,6 +54,7 @@ def compile_region(
     `spec` must be canonical, as the host's kernel beside it is: both go by the order of inputs, outputs and symbols.
     """
     check(spec)
+    spec = replace(spec, lookups=())  # indices lie on the card: nobody looks at them before the call
 
     def make(source: CudaSource) -> CudaKernel:
         return build(source, cache_directory)
