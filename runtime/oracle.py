@@ -38,6 +38,7 @@ FLOATS: dict[int, np.dtype[Any]] = {
 
 MULTIPLIED = {"MatMul": 2, "Gemm": 2, "FusedMatMul": 2, "Einsum": 2, "Conv": 2, "Attention": 3, "FlexAttention": 3}
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+SIGMOID_STEP = 2.0**-22  # ONNX Runtime's Sigmoid is 0.5 + p/q: right to that, however small the result is, 0 below -18
 FLATTENED_BEFORE_13 = frozenset(("Softmax", "LogSoftmax", "Hardmax"))  # onnx.reference has their later meaning only
 
 
@@ -161,6 +162,7 @@ class Mode(enum.Enum):
     UNBOUNDED = enum.auto()  # neither: the same formula over the real numbers
     OPERANDS = enum.auto()  # as RANGE, but operands of contractions and attention are rounded to bfloat16
     ROUNDED = enum.auto()  # every result is rounded to its type: the model as a careful runtime computes it
+    STEPPED = enum.auto()  # as RANGE, but every Sigmoid is too small by SIGMOID_STEP, or 0: the worst of ONNX Runtime's
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ def evaluate(
         results = _run_node(node, opsets, given, [*NEW_OPS, *operators])
         kind = _precision(node, precision)
         for name, value in results.items():
-            known[name] = _in_type(_widen(value), kind, mode)
+            stepped = mode is Mode.STEPPED and node.op_type == "Sigmoid"
+            known[name] = _in_type(np.maximum(value - SIGMOID_STEP, 0.0) if stepped else _widen(value), kind, mode)
             precision[name] = kind
             overflowed = overflowed or _overflows(value, kind)
         longest = max(longest, _reduction_length(node, known))

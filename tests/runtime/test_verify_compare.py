@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from runtime.compare import Truth, compare, compare_signal, drift_of, is_rounding
-from runtime.verify import SIGMOID_STEP
+from runtime.oracle import SIGMOID_STEP
 
 
 def random_product(terms: int, dtype: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

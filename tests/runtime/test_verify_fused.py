@@ -1,5 +1,6 @@
 """`verify` and `blame` on hand-written kernels: what is right passes, each kind of wrong is found and named."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import verify_models
 from onnx import numpy_helper, parser
 
+from models.graph import GraphWriter, write
 from runtime.compile import optimize
 from runtime.inputs import InputError
 from runtime.options import Options
@@ -131,3 +133,27 @@ def test_sizes_that_only_onnxruntime_takes_are_not_compared(tmp_path: Path) -> N
     cases = verify(source, output).cases
     assert cases[0] == "past=17"
     assert cases[1].startswith("past=131 (not compared: shapes do not fit")
+
+
+def gated(bias: float) -> onnx.ModelProto:
+    """Three times the gate of x, moved and then scaled by what x is on average: tiny for a low bias."""
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, ("n", 32))
+    y = g.op("Add", g.op("MatMul", x, g.normal((32, 24), std=0.05)), g.constant(np.float32(bias)))
+    g.op("Transpose", g.op("Mul", g.op("Sigmoid", y), g.constant(np.float32(3))), perm=[1, 0], out="y")
+    g.output("y", np.float32, [None] * 2)
+    return g.finish()
+
+
+def test_a_coarse_sigmoid_of_onnxruntime_is_no_fault_of_ours(tmp_path: Path) -> None:
+    """Below -18 it gives 0: what comes after it is 0 too, and ours is not. Another bias is a fault all the same."""
+    paths = {}
+    for bias in (-22.0, -15.0):
+        model, fused = write(gated(bias), tmp_path / f"{bias}.onnx"), tmp_path / f"{bias}.fused.onnx"
+        report = optimize(model, fused, options=replace(Options.from_environment(), fuse_all=True), progress=str)
+        assert report.regions
+        assert not report.faults
+        paths[bias] = (model, fused)
+    assert verify(*paths[-22.0]).ok
+    assert not verify(paths[-22.0][0], paths[-15.0][1]).ok
+    assert not verify(paths[-15.0][0], paths[-22.0][1]).ok
