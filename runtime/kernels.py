@@ -95,9 +95,12 @@ class KernelWriter:
         return replace(kernel, sources={**kernel.sources, **edited})
 
 
+CARD_PROFILES: Mapping[str, GpuProfile] = {"cuda": H100, "cuda-sm80": A100}  # by target
+
+
 def card_profile(options: Options) -> GpuProfile:
     """The card that kernels are chosen for."""
-    return A100 if options.target == "cuda-sm80" else H100
+    return CARD_PROFILES.get(options.target, H100)
 
 
 def kernel_writer(

@@ -25,7 +25,8 @@ def machine_profile(options: Options) -> HardwareProfile:
         try:
             return profile_named(options.profile)
         except ValueError as error:
-            raise ProfileError(f"TILEFUSE_PROFILE: {error}") from error
+            cards = "; NVIDIA cards are named by --target cuda (H100) and cuda-sm80 (A100)"
+            raise ProfileError(f"TILEFUSE_PROFILE: {error}{cards}") from error
     path = saved_path(options)
     if not path.exists():
         return detect_profile()

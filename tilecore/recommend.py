@@ -33,7 +33,7 @@ ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online soft
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
 INTEGER_SPEED = 1.3  # multiply-adds of 16-bit levels for one of f32: two in an instruction, and the addition another
-CHUNKS_PER_CORE = 4  # how finely a host hands out tasks
+CHUNKS_PER_CORE, INLINE_NANOSECONDS, CHUNK_NANOSECONDS = 16, 10_000, 2_500  # of `tile_chunks.h`
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 
 
@@ -112,12 +112,11 @@ class Machine:
         return _overlap(multiply, traffic) + CALL_CYCLES * tiles + accumulators
 
     def spread(self, tasks: int, cycles: float) -> float:
-        """Cycles of the busiest core, between an even share and what uneven chunks of whole tasks give it."""
-        cores = min(self.profile.cores, max(tasks, 1))
-        chunks = min(tasks, CHUNKS_PER_CORE * cores)
-        even = tasks / cores
-        uneven = -(-chunks // cores) * -(-tasks // max(chunks, 1))
-        return (even + uneven) / 2 * cycles
+        """Cycles of the busiest core, when chunks of whole tasks are dealt out as `tile_chunks.h` cuts them."""
+        cores, nanoseconds = self.profile.cores, tasks * cycles / self.profile.clock * 1e9
+        worth = int(nanoseconds / CHUNK_NANOSECONDS) if nanoseconds >= INLINE_NANOSECONDS else 1
+        chunks = max(min(tasks, CHUNKS_PER_CORE * cores, worth), 1)
+        return math.ceil(-(-chunks // cores) * tasks / chunks) * cycles
 
 
 def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommendation:

@@ -7,7 +7,7 @@ status is 0 on success, 1 when the answer is no (a bad model, a failed verdict, 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -23,6 +23,7 @@ from runtime.bench_regions import bench_regions, read_timings
 from runtime.cli.serve import serve_command
 from runtime.cli.tables import (
     print_bench,
+    print_cards,
     print_measured,
     print_outputs,
     print_profiles,
@@ -35,6 +36,7 @@ from runtime.cli.tables import (
 from runtime.client import Client, random_inputs
 from runtime.compile import explain, optimize
 from runtime.demo import demo
+from runtime.kernels import CARD_PROFILES
 from runtime.machine import save_profile
 from runtime.options import Options, OptionsError
 from runtime.tune import SIZES, tune, tune_functions
@@ -216,9 +218,10 @@ def profile_command(
     if table:
         profiles = {profile.name: profile.to_json() for profile in PROFILES}
         if as_json:
-            _print_json(profiles)
+            _print_json(profiles | {card.name: asdict(card) for card in CARD_PROFILES.values()})
         else:
             print_profiles(Console(), PROFILES)
+            print_cards(Console(), CARD_PROFILES)
         return
     options = Options.from_environment()
     with Console(stderr=True).status("measuring") as status:

@@ -15,6 +15,7 @@ from runtime.report import MissReport, Report
 from runtime.tune import TunedFunction, TunedKernel
 from runtime.tuned import config_text
 from runtime.verify import Verdict
+from tilecore.cuda.profile import GpuProfile
 from tilecore.measure import Measured
 from tilecore.profile import HardwareProfile
 
@@ -174,6 +175,17 @@ def print_profiles(console: Console, profiles: Sequence[HardwareProfile]) -> Non
         caches = ", ".join(_bytes(size) for _, size in _caches(row))
         rates = ", ".join(f"{rate:g}" for rate in (row.l1_bytes, row.l2_bytes, row.l3_bytes, row.dram_bytes))
         table.add_row(row.name, row.target.name, caches, f"{row.macs_per_cycle:g}", rates)
+    console.print(table)
+
+
+def print_cards(console: Console, cards: Mapping[str, GpuProfile]) -> None:
+    """The rows of the table of NVIDIA cards, by the target that makes kernels for them."""
+    table = Table(title="cards (--target NAME makes kernels for them)", title_justify="left")
+    for column in ("target", "name", "architecture", "multiprocessors", "shared memory", "f16 operations / cycle"):
+        table.add_column(column)
+    for target, card in cards.items():
+        figures = (str(card.processors), _bytes(card.shared_bytes), f"{card.processors * card.flops_per_cycle}")
+        table.add_row(target, card.name, card.arch, *figures)
     console.print(table)
 
 

@@ -12,8 +12,10 @@ from runtime.machine import ProfileError, machine_profile, save_profile, saved_p
 from runtime.options import Options
 from runtime.tune import tune
 from runtime.tuned import TunedError, config_text, parse_config, shape_class, tuned_store
+from tilecore.compile import prepare
 from tilecore.contract.spec import Spec
-from tilecore.profile import detect_profile, profile_named
+from tilecore.profile import PROFILES, HardwareProfile, detect_profile, profile_named
+from tilecore.recommend import recommend
 
 
 def quiet(stage: str) -> None:
@@ -46,9 +48,17 @@ def test_the_saved_profile_is_used_and_the_environment_comes_first(options: Opti
     assert machine_profile(replace(options, profile="zen4")) == profile_named("zen4")
 
 
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_every_row_of_the_table_recommends(profile: HardwareProfile, tmp_path: Path, options: Options) -> None:
+    spec = prepare(spec_of(linear(tmp_path), options))[0]
+    named = machine_profile(replace(options, profile=profile.name))
+    assert recommend(spec, named, named.target).config.keys() == {"block_m", "block_n", "block_k"}
+
+
 def test_profiles_that_cannot_be_used_say_what_to_do(options: Options) -> None:
-    with pytest.raises(ProfileError, match="TILEFUSE_PROFILE: unknown profile 'z80'"):
-        machine_profile(replace(options, profile="z80"))
+    for name in ("z80", "h100"):
+        with pytest.raises(ProfileError, match=f"TILEFUSE_PROFILE: unknown profile '{name}'.*--target cuda"):
+            machine_profile(replace(options, profile=name))
     saved_path(options).parent.mkdir()
     saved_path(options).write_text("{}")
     with pytest.raises(ProfileError, match="measure again with `tilefuse profile`"):
