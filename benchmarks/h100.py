@@ -255,6 +255,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """How many times faster than each peer, a row per case and a mark per peer."""
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    pyplot.rcParams["svg.fonttype"] = "none"  # text as text
     figure, chart = pyplot.subplots(figsize=(9, 1 + 0.17 * len(rows)))
     for peer in dict.fromkeys(name for row in rows for name in row["peers"]):
         found = [(row["peers"][peer] / row["ours"], at) for at, row in enumerate(rows) if peer in row["peers"]]
@@ -262,6 +263,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     chart.axvline(1.0, color="black", linewidth=0.8)
     chart.set_xscale("log")
     chart.set_yticks(range(len(rows)), [row["case"] for row in rows], fontsize=6)
+    chart.margins(y=0.01)
     chart.invert_yaxis()
     chart.set_xlabel("time of the peer / ours")
     chart.legend(fontsize=7)

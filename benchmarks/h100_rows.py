@@ -62,7 +62,7 @@ def linear_case(length: int, *, gated: bool) -> Case:
         return (*(a[name] for name in "qkvo"), scale, *(a[one.name] for one in gates))
 
     peers = installed(
-        TileLang=(tilelang, lambda a: tilelang.linear(*operands(a))),
+        TileLang=(None if gated else tilelang, lambda a: tilelang.linear(*operands(a))),
         Triton=(triton, lambda a: triton.linear(*operands(a))),
     )
     tokens = float(B * length * HEADS)

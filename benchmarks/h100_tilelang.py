@@ -337,77 +337,49 @@ def levels(x, packed, scale, zero, out, bits, group):
 
 @cache
 @tilelang.jit
-def _linear(batch, steps, heads, dim, width, scale, gated, block_e, stages, threads):
+def _linear(batch, steps, heads, dim, width, scale, block_e, stages, threads):
     chunk, dtype = 64, "float16"
 
     @T.prim_func
     def main(
         Q: T.Tensor((batch, steps, heads, dim), dtype), K: T.Tensor((batch, steps, heads, dim), dtype),
-        V: T.Tensor((batch, steps, heads, width), dtype), G: T.Tensor((batch, steps, heads), F32),
-        W: T.Tensor((batch, steps, heads), F32), O: T.Tensor((batch, steps, heads, width), dtype),
+        V: T.Tensor((batch, steps, heads, width), dtype), O: T.Tensor((batch, steps, heads, width), dtype),
     ):  # fmt: skip
         with T.Kernel(width // block_e, batch * heads, threads=threads) as (bx, by):
             q = T.alloc_shared((chunk, dim), dtype)
             k = T.alloc_shared((chunk, dim), dtype)
             v = T.alloc_shared((chunk, block_e), dtype)
-            decayed = T.alloc_shared((chunk, block_e), dtype)
             state = T.alloc_fragment((dim, block_e), F32)
             state_shared = T.alloc_shared((dim, block_e), dtype)
             s = T.alloc_fragment((chunk, chunk), F32)
             s_shared = T.alloc_shared((chunk, chunk), dtype)
             o = T.alloc_fragment((chunk, block_e), F32)
             o_shared = T.alloc_shared((chunk, block_e), dtype)
-            g = T.alloc_shared((chunk,), F32)
-            sums = T.alloc_shared((chunk,), F32)
-            w = T.alloc_shared((chunk,), F32)
             b, h = by // heads, by % heads
             T.clear(state)
             for n in T.Pipelined(steps // chunk, num_stages=stages):
                 T.copy(Q[b, n * chunk : (n + 1) * chunk, h, 0:dim], q)
                 T.copy(K[b, n * chunk : (n + 1) * chunk, h, 0:dim], k)
                 T.copy(V[b, n * chunk : (n + 1) * chunk, h, bx * block_e : (bx + 1) * block_e], v)
-                if gated:
-                    for i in T.Parallel(chunk):
-                        g[i] = G[b, n * chunk + i, h]
-                        w[i] = W[b, n * chunk + i, h]
-                    T.cumsum(g, sums, dim=0)
                 T.gemm(q, k, s, transpose_B=True, clear_accum=True)
                 T.copy(state, state_shared)
                 T.gemm(q, state_shared, o, clear_accum=True)
-                if gated:
-                    for i, j in T.Parallel(chunk, chunk):
-                        s_shared[i, j] = T.if_then_else(
-                            i >= j, s[i, j] * T.exp(T.min(sums[i] - sums[j], 0.0)) * w[j], 0
-                        )
-                    for i, j in T.Parallel(chunk, block_e):
-                        o[i, j] *= T.exp(sums[i])
-                else:
-                    for i, j in T.Parallel(chunk, chunk):
-                        s_shared[i, j] = T.if_then_else(i >= j, s[i, j], 0)
+                for i, j in T.Parallel(chunk, chunk):
+                    s_shared[i, j] = T.if_then_else(i >= j, s[i, j], 0)
                 T.gemm(s_shared, v, o)
                 for i, j in T.Parallel(chunk, block_e):
                     o[i, j] *= scale
                 T.copy(o, o_shared)
                 T.copy(o_shared, O[b, n * chunk : (n + 1) * chunk, h, bx * block_e : (bx + 1) * block_e])
-                if gated:
-                    for i, j in T.Parallel(chunk, block_e):
-                        decayed[i, j] = T.cast(T.cast(v[i, j], F32) * T.exp(sums[chunk - 1] - sums[i]) * w[i], dtype)
-                    for i, j in T.Parallel(dim, block_e):
-                        state[i, j] *= T.exp(sums[chunk - 1])
-                    T.gemm(k, decayed, state, transpose_A=True)
-                else:
-                    T.gemm(k, v, state, transpose_A=True)
+                T.gemm(k, v, state, transpose_A=True)
 
     return main
 
 
-def linear(q, k, v, out, scale, decay=None, weight=None):
-    """Causal linear attention of [B, S, H, D]; decays' logarithms and weights are [B, S, H]."""
+def linear(q, k, v, out, scale):
+    """Causal linear attention of [B, S, H, D]."""
     batch, steps, heads, depth = q.shape
-    gated = decay is not None
-    decay, weight = (decay, weight) if gated else (torch.empty(batch, steps, heads, device=q.device),) * 2
-    kernel = _linear(batch, steps, heads, depth, v.shape[3], scale, gated, 64, 1 if gated else 2, 128)
-    kernel(q, k, v, decay, weight, out)
+    _linear(batch, steps, heads, depth, v.shape[3], scale, 64, 2, 128)(q, k, v, out)
     return out
 
 

@@ -20,6 +20,7 @@ from cuda_specs import (
     tensor,
 )
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Load, Sym, Var, cast
 from tilecore.contract.spec import Place, Result, Spec, Step
@@ -287,3 +288,10 @@ def test_kernels_build_for_hopper_without_a_card(case: str, tmp_path: Path) -> N
     assert kernel.cubin.report.spills == 0
     assert 0 < kernel.cubin.report.registers <= 168
     assert kernel.plan.shared_bytes <= H100.shared_bytes
+
+
+@pytest.mark.parametrize(("output", "steps"), [(BF16, 8), (F16, 4), (F32, 4)])
+def test_sums_of_8_bit_products_are_as_long_as_the_rounding_of_results_covers(output: DType, steps: int) -> None:
+    text = first(product_spec(ProductForm(256, 256, 4096, DType.F8E4M3, output=output))).text
+    assert f"% {steps} == {steps - 1}" in text
+    assert f"(last - first) % {steps} != 0" in text

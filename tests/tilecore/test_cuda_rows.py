@@ -39,7 +39,7 @@ def test_a_row_is_shared_so_that_each_thread_has_a_few_runs_of_16_bytes() -> Non
     plan, _ = planned(RowForm("rmsnorm", 8192, 4096))
     assert (plan.vector, plan.lanes, plan.rows, plan.chunks) == (8, 256, 1, 2)
     short, _ = planned(RowForm("rope", 8192, 128, positions=64))
-    assert (short.vector, short.lanes, short.rows, short.chunks) == (8, 16, 8, 1)
+    assert (short.vector, short.lanes, short.rows, short.chunks) == (8, 16, 16, 1)
 
 
 def test_what_several_statements_read_is_fetched_once() -> None:

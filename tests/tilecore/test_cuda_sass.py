@@ -53,6 +53,15 @@ def test_machine_code_has_what_the_kernel_is_made_of(
     assert not {"LDL", "STL", "HMMA"} & set(found)  # local memory, and products of single warps
 
 
+@pytest.mark.parametrize("spec", [PRODUCT, ATTENTION, DECODE, LATENT, FEW_ROWS, ROWS])
+def test_memory_is_left_alone_until_the_launch_before_has_ended(spec: Spec, object_cache: Path, tmp_path: Path) -> None:
+    """The compiler may move reads of constant memory, but not in front of that wait."""
+    found = list(disassemble(built(spec, object_cache).cubin.image, tmp_path))  # in the order of their first places
+    reads = [found.index(name) for name in ("LDG", "STG", "UTMALDG", "UTMASTG") if name in found]
+    assert reads
+    assert found.index("ACQBULK") < min(reads)
+
+
 def test_a_dump_has_a_file_per_stage(object_cache: Path) -> None:
     written: dict[str, str] = {}
     pytest.importorskip("nvidia", reason="needs NVRTC: pip install nvidia-cuda-nvrtc")

@@ -17,7 +17,7 @@ from tilecore.cuda.kernel import WARPGROUP, KernelPlan, Ring
 from tilecore.cuda.levels import Levels, before_loop, declarations, levels_in, product_text, values_of_tile
 from tilecore.cuda.overlap import Overlap
 from tilecore.cuda.partial import partial_sums
-from tilecore.cuda.products import SHORT, descriptor, own_columns, product_of, wait_for
+from tilecore.cuda.products import descriptor, own_columns, product_of, short_steps, wait_for
 from tilecore.cuda.roles import GROUP_ROWS, STEP_BYTES, extents
 from tilecore.cuda.slots import Slots, next_tile, spot
 from tilecore.cuda.stores import exchange, exchanged_tile, staged_store
@@ -152,7 +152,10 @@ class Consumer:
         if self.levels is not None and not self.levels.by_warps:
             carried = tuple(Flight(stmt) for stmt in loop.body if isinstance(stmt, Gemm))
         if carried:
-            self.lines += [*wait_for(self.roles, 0, f"(last - first) % {SHORT} != 0"), *self._pins(carried)]
+            self.lines += [
+                *wait_for(self.roles, 0, f"(last - first) % {short_steps(self.roles)} != 0"),
+                *self._pins(carried),
+            ]
             self.lines += self.slots.freed_by([flight.gemm for flight in carried], "before", "last > first")
         self.flying = []
         self.lines += self.slots.freed_by_loop(loop)
@@ -272,7 +275,10 @@ class Consumer:
             right = self._described(gemm.b, product.b_minor, own_columns(product, gemm, self.roles))
         result, add = gemm.c.name, "x != 0" if gemm.clear else "1"
         if result in self.roles.short_sums:
-            result, add = f"{result}_part", f"x != 0 || ({self.plan.loop.var.name} - first) % {SHORT} != 0"
+            result, add = (
+                f"{result}_part",
+                f"x != 0 || ({self.plan.loop.var.name} - first) % {short_steps(self.roles)} != 0",
+            )
         self.lines += [
             f"pin({result});",
             "products_fence();",
@@ -300,7 +306,8 @@ class Consumer:
         if count == 0:
             return
         done, self.flying = self.flying[:count], self.flying[count:]
-        condition = f"({self.plan.loop.var.name} - first) % {SHORT} == {SHORT - 1}"
+        short = short_steps(self.roles)
+        condition = f"({self.plan.loop.var.name} - first) % {short} == {short - 1}"
         self.lines += [*wait_for(self.roles, len(self.flying), condition), *self._pins(done)]
         for flight in done:
             where = ("before", f"{self.plan.loop.var.name} > first") if flight.carried else ("slot", "")

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tilecore.contract.dtype import DType
 from tilecore.cuda.kernel import KernelPlan
 from tilecore.cuda.roles import CHUNK, Roles, Staged, extents
 from tilecore.graph import depth_axes
 from tilecore.ir import Gemm, statements
 
-SHORT = 8  # steps of the depth whose products of 8 bits have a sum of their own
+SHORT, COARSE_SHORT = 4, 8  # steps of the depth whose products of 8 bits have a sum of their own
 EIGHTH = {"f8e4m3": "e4m3", "f8e5m2": "e5m2"}  # types by what instructions call them
 
 
@@ -59,6 +60,13 @@ def descriptor(tile: Staged, slot: str, *, minor: bool, skip: str) -> str:
     if minor:
         return f"depth_minor({base}, {chunk}) + x * {16 * 128 // 16}"
     return f"depth_major({base} + x / 4 * {chunk}) + x % 4 * 2"
+
+
+def short_steps(roles: Roles) -> int:
+    """How many steps have a sum of their own: twice as many where all results are rounded to bf16, which is coarser
+    than what sums of that length lose.
+    """
+    return COARSE_SHORT if all(one.dtype is DType.BF16 for one in roles.program.outputs) else SHORT
 
 
 def wait_for(roles: Roles, flying: int, condition: str) -> list[str]:

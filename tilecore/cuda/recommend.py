@@ -31,7 +31,8 @@ WARP_DEPTH = 256  # of a step of warps that multiply by themselves
 DECODED_ROWS = 128  # of a tile of levels
 DECODE_CYCLES = 40  # for 64 of the depth of such a tile, per bit of a level and 4 more
 JOIN_CYCLES = 2500  # of an exchange in a cluster
-ROW_THREADS, RUNS, MAX_ELEMENTS = 128, 2, 64  # of a block of short rows; of a thread: runs wanted, elements at most
+ROW_THREADS, RUNS, MAX_ELEMENTS = 128, 2, 64  # of a row that is long; of a thread: runs wanted, elements at most
+BLOCK_THREADS = 256  # of a block of short rows
 # head dim: (warpgroups, keys of a tile), best first; longer rows of scores where fewer warpgroups share the registers
 ATTENTION_TILES = {64: ((3, 128), (2, 128), (2, 64)), 128: ((2, 128), (2, 96), (2, 64))}
 
@@ -231,5 +232,5 @@ def row_choices(spec: RowSpec) -> Iterator[Choice]:
     if not ranked:
         raise CudaError(f"rows of {width} columns in runs of {vector}: more than the registers of a block hold")
     for _, lanes in sorted(ranked):
-        rows = max(1, ROW_THREADS // lanes) if lanes <= 32 else 1
+        rows = max(1, BLOCK_THREADS // lanes) if lanes <= 32 else 1
         yield Choice({"block_m": rows}, 1, f"{rows} rows a block, {lanes} threads a row", rows * lanes)
