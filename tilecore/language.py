@@ -53,6 +53,7 @@ from tilecore.scalars import (
     floormod,
     if_then_else,
     infinity,
+    int4,
     int8,
     int16,
     int32,
@@ -78,6 +79,7 @@ from tilecore.scalars import (
     sin,
     sqrt,
     tanh,
+    uint4,
     uint8,
 )
 from tilecore.script import PrimFunc, scripted
@@ -108,7 +110,6 @@ from tilecore.tiles import (
     fill,
     finalize_reducer,
     gemm,
-    int4,
     join,
     no_set_max_nreg,
     panels,
@@ -126,7 +127,6 @@ from tilecore.tiles import (
     rows,
     symbolic,
     sync_threads,
-    uint4,
     use_swizzle,
     view,
 )

@@ -3,6 +3,7 @@
 Comes in: symbolic values and Python numbers. Goes out: symbolic values; nothing is appended to the program.
 """
 
+import enum
 import math
 from typing import Any, NoReturn
 
@@ -12,6 +13,23 @@ import numpy as np
 from tilecore.contract.dtype import DType
 from tilecore.errors import TileError, user_span
 from tilecore.value import Operand, Value, choose, convert, operate, reinterpreted
+
+
+class PackedType(enum.Enum):
+    """4-bit integers, two to a byte in memory: a dtype of operands and of casts, held as int8 and uint8."""
+
+    INT4 = "int4"
+    UINT4 = "uint4"
+
+
+int4, uint4 = PackedType.INT4, PackedType.UINT4
+
+
+def packed_type(dtype: Any) -> PackedType | None:
+    """The 4-bit type that `dtype` is or names; None for any other."""
+    if isinstance(dtype, PackedType):
+        return dtype
+    return next((packed for packed in PackedType if packed.value == dtype), None)
 
 
 class Infinity(float):
@@ -45,14 +63,23 @@ def if_then_else(condition: Operand, yes: Operand, no: Operand) -> Value:
 Select = if_then_else
 
 
-def cast(value: Operand, dtype: "DType | str") -> Value:
-    """`value` as `dtype`: float to int truncates, a bool becomes 0 or 1."""
-    return convert(value, dtype_of(dtype))
+def cast(value: Operand, dtype: "DType | PackedType | str") -> Value:
+    """`value` as `dtype`: float to int truncates, a bool becomes 0 or 1.
+
+    A 4-bit integer is the lowest four bits, held as int8 or uint8.
+    """
+    packed = packed_type(dtype)
+    if packed is None:
+        return convert(value, dtype_of(dtype))
+    whole = convert(value, DType.I32)
+    if packed is uint4:
+        return convert(whole & 15, DType.U8)
+    return convert((whole << 28) >> 28, DType.I8)
 
 
-def Cast(dtype: "DType | str", value: Operand) -> Value:
+def Cast(dtype: "DType | PackedType | str", value: Operand) -> Value:
     """`value` as `dtype`: `T.cast` with its arguments the other way round."""
-    return convert(value, dtype_of(dtype))
+    return cast(value, dtype)
 
 
 def reinterpret(value: Any, dtype: Any) -> Value:
@@ -232,7 +259,7 @@ def min(x: Operand, y: Operand) -> Value:
     return operate("min", x, y)
 
 
-def dtype_of(dtype: "DType | str") -> DType:
+def dtype_of(dtype: "DType | PackedType | str") -> DType:
     """A dtype, or its name ("float32"). TileError for any other."""
     if isinstance(dtype, DType):
         return dtype

@@ -12,7 +12,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, substitute
 from tilecore.contract.spec import Place, View
 from tilecore.errors import TileError, user_frame, user_span
-from tilecore.scalars import dtype_of
+from tilecore.scalars import dtype_of, int4, packed_type
 from tilecore.tracer import (
     Handle,
     Region,
@@ -67,26 +67,10 @@ def finalize_reducer(reducer: Handle) -> None:
     _buffer(reducer, "T.finalize_reducer")
 
 
-class PackedType(enum.Enum):
-    """4-bit integers, two to a byte in memory: a dtype of operands, read as int8 and uint8."""
-
-    INT4 = "int4"
-    UINT4 = "uint4"
-
-
-int4, uint4 = PackedType.INT4, PackedType.UINT4
-
-
 def _held(dtype: Any) -> DType:
     """The type that tiles of `dtype` have: a 4-bit integer stands in a byte."""
-    packed = _packed(dtype)
+    packed = packed_type(dtype)
     return dtype_of(dtype) if packed is None else DType.I8 if packed is int4 else DType.U8
-
-
-def _packed(dtype: Any) -> PackedType | None:
-    if isinstance(dtype, PackedType):
-        return dtype
-    return next((packed for packed in PackedType if packed.value == dtype), None)
 
 
 class _TensorForm:
@@ -95,7 +79,7 @@ class _TensorForm:
     def __call__(self, shape: Any, dtype: Any = DType.F32, data: Handle | None = None) -> Any:
         """The annotation of a parameter that is a whole dense tensor; with `data`, that tensor in another shape."""
         dims = shape if isinstance(shape, tuple | list) else (shape,)
-        packed = _packed(dtype)
+        packed = packed_type(dtype)
         kind = TensorType(tuple(extent(dim) for dim in dims), _held(dtype), "" if packed is None else packed.value)
         return kind if data is None else view(data, dims, dtype)
 

@@ -233,6 +233,22 @@ def test_packed_operands(build: Compile, packed: str) -> None:
     np.testing.assert_array_equal(build(kernel, out_idx=1)(array), wanted.astype(np.float32))
 
 
+@pytest.mark.parametrize("packed", ["int4", "uint4"])
+@pytest.mark.parametrize("given", ["float32", "int32"])
+def test_casts_to_four_bits_keep_the_lowest(build: Compile, packed: str, given: str) -> None:
+    held = "int8" if packed == "int4" else "uint8"
+
+    @T.prim_func
+    def kernel(A: T.Tensor((40,), given), B: T.Tensor((40,), held)) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            for i in T.Parallel(40):
+                B[i] = T.cast(A[i], packed)
+
+    array = np.arange(-20, 20).astype(given)
+    wanted = [(n + 8) % 16 - 8 if packed == "int4" else n % 16 for n in range(-20, 20)]
+    np.testing.assert_array_equal(build(kernel, out_idx=1)(array), np.array(wanted, held))
+
+
 def test_views_of_tiles_and_operands(build: Compile) -> None:
     @T.prim_func
     def kernel(A: T.Tensor((4, 6), "float32"), B: T.Tensor((2, 12), "float32"), C: T.Tensor((24,), "int32")) -> None:  # type: ignore[valid-type]
