@@ -1,12 +1,13 @@
 """The grid of single kernels against their peers: python benchmarks/kernels.py [--quick] [--threads N] [--json FILE]
 
 Each case is a whole model that fuses to one kernel. Ours, ONNX Runtime (its defaults, and its own fused operator where
-it has one for the case) and OpenVINO where it is installed take turns in one process, fp32, random data. Out: rows in
-the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`, medians in microseconds; `floor`
-is the longer of two times: the multiply-adds at the measured peak, and the bytes (each tensor once) at the measured
-rate of the cache level that holds them, read or copied. The first size of every kernel is checked by `verify`; `error`
-is the largest difference from ONNX Runtime relative to the output's root mean square. Cases of odd sizes are followed
-by their time per multiply-add relative to that of the round size.
+it has one for the case) and OpenVINO where it is installed take turns in one process, fp32, random data. With
+`--precision bf16` ours and OpenVINO round operands of products to bfloat16, our float32 kernel is a peer, and cases
+without products are left out. Out: rows in the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor",
+"error"}`, medians in microseconds; `floor` is the longer of two times: the multiply-adds at the measured peak, and the
+bytes (each tensor once) at the measured rate of the cache level that holds them, read or copied. The first size of
+every kernel is checked by `verify`; `error` is the largest difference from ONNX Runtime relative to the output's root
+mean square. Cases of odd sizes are followed by their time per multiply-add relative to that of the round size.
 """
 
 import argparse
@@ -41,7 +42,8 @@ from tilecore.toolchain import find_toolchain
 
 SECONDS, QUICK_SECONDS = 1.0, 0.4  # of one case, all peers together
 TURNS = 3  # of each at least
-LARGEST_ERROR = 1e-3  # `verify` judges properly; this only finds a size at which a kernel breaks
+LARGEST_ERROR = {"f32": 1e-3, "bf16": 0.1}  # `verify` judges properly; this only finds sizes at which a kernel breaks
+PRODUCTS = {"f32": "f32 multiply-adds", "bf16": "bf16 products"}  # the rate that bounds them
 LONG_MS = 400.0  # a run that takes longer is its own turn
 Feeds = dict[str, np.ndarray[Any, Any]]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -49,12 +51,16 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Point:
-    """One size of a family: its inputs' shapes, its multiply-adds, the bytes that it must move and which way."""
+    """One size of a family: its inputs' shapes, its multiply-adds, the bytes that it must move and which way.
+
+    `weights` are elements of constants, which are as wide as the precision says, and not in `moved`.
+    """
 
     name: str
     inputs: Shapes
     multiply_adds: int
     moved: int
+    weights: int = 0
     copies: bool = False  # moves as much out as in
     round: str = ""  # the case with round sizes that this one is beside
     quick: bool = False
@@ -90,7 +96,8 @@ def linear(
             f"linear {m}×{depth}×{columns} + GELU",
             {"x": (1, m, depth)},
             m * depth * columns,
-            4 * (m * depth + depth * columns + m * columns),
+            4 * (m * depth + m * columns),
+            depth * columns,
             round=f"linear {beside[m]} + GELU" if beside else "",
             quick=m == quick,
         )
@@ -247,15 +254,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--threads", type=int, default=2, choices=(1, 2))
+    parser.add_argument("--precision", default="f32", choices=("f32", "bf16"))
     arguments = parser.parse_args()
-    options = replace(Options.from_environment(), fuse_all=True)  # also where ONNX Runtime is known to be faster
+    options = replace(  # also where ONNX Runtime is known to be faster
+        Options.from_environment(), fuse_all=True, precision=arguments.precision
+    )
     toolchain = find_toolchain(options.cache / "objects", options.compiler)
-    machine = Machine(measure_profile(toolchain, progress=lambda stage: None), arguments.threads)
+    machine = Machine(measure_profile(toolchain, progress=lambda stage: None), arguments.threads, arguments.precision)
     print(machine.text)
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
         for family in (*linears(), *attentions(), *decodes(), *rows()):
             points = [p for p in family.points if arguments.only in p.name and (p.quick or not arguments.quick)]
+            if options.precision == "bf16":
+                points = [point for point in points if point.multiply_adds]
             if not points:
                 continue
             sessions = Sessions.of(family, Path(folder), options, arguments.threads)
@@ -270,10 +282,11 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the machine does at best on some threads."""
+    """What the machine does at best on some threads, with operands of products in `precision`."""
 
     measured: Measured
     threads: int
+    precision: str
 
     def rate(self, name: str) -> float:
         """A measured rate of all threads."""
@@ -284,22 +297,27 @@ class Machine:
         """Seconds that nothing can be faster than."""
         profile = self.measured.profile
         room = (("L2", profile.l2 * self.threads), ("L3", profile.l3))
-        level = next((name for name, size in room if point.moved <= 0.8 * size), "DRAM")
+        moved = point.moved + point.weights * (2 if self.precision == "bf16" else 4)
+        level = next((name for name, size in room if moved <= 0.8 * size), "DRAM")
         if not point.copies:
-            moving = point.moved / self.rate(f"{level} reads")
+            moving = moved / self.rate(f"{level} reads")
         elif level == "L3":  # reads and writes share what the level gives
-            moving = point.moved / self.rate("L3 reads")
+            moving = moved / self.rate("L3 reads")
         else:
-            moving = point.moved / 2 / self.rate(f"{level} copies")
-        return max(point.multiply_adds / self.rate("f32 multiply-adds"), moving)
+            moving = moved / 2 / self.rate(f"{level} copies")
+        return max(point.multiply_adds / self.products, moving)
+
+    @property
+    def products(self) -> float:
+        """Multiply-adds a second; those of float32 where there is no instruction for narrower ones."""
+        return self.rate(PRODUCTS[self.precision]) or self.rate(PRODUCTS["f32"])
 
     @property
     def text(self) -> str:
         """The rates that floors are made of."""
         names = ("L2 reads", "L2 copies", "L3 reads", "DRAM reads", "DRAM copies")
         rates = ", ".join(f"{name} {self.rate(name) / 1e9:.0f}" for name in names)
-        peak = self.rate("f32 multiply-adds") / 1e9
-        return f"{self.threads} threads at best: {peak:.0f} G multiply-adds/s; GB/s: {rates}"
+        return f"{self.threads} threads at best: {self.products / 1e9:.0f} G multiply-adds/s; GB/s: {rates}"
 
 
 @dataclass(frozen=True)
@@ -311,29 +329,39 @@ class Sessions:
     ours: ort.InferenceSession
     peer: ort.InferenceSession
     runners: Mapping[str, Callable[[Feeds], Callable[[], object]]]
+    largest_error: float
 
     @staticmethod
     def of(family: Family, folder: Path, options: Options, threads: int) -> "Sessions":
         """Builds and fuses the model. Exits where not all of it becomes one kernel."""
         original, fused = write(family.build(), folder / "kernel.onnx"), folder / "kernel.fused.onnx"
-        report = optimize(original, fused, options=options, progress=lambda stage: None, verify=False)
-        if report.misses or report.nodes_after != len(report.regions):
-            sys.exit(f"{family.points[0].name}: not all of it is fused: {report.misses}")
+        fuse(family, original, fused, options)
         found = {"ours": load(fused, threads=threads), "onnxruntime": default_session(original, threads)}
+        if options.precision != "f32":
+            wide = fused.with_name("kernel.f32.onnx")
+            fuse(family, original, wide, replace(options, precision="f32"))
+            found["ours f32"] = load(wide, threads=threads)
         if family.peer is not None:
             found["onnxruntime fused"] = default_session(write(family.peer(), folder / "peer.onnx"), threads)
         runners = {name: (lambda feeds, session=session: bound_run(session, feeds)) for name, session in found.items()}
-        return Sessions(
-            original, fused, found["ours"], found["onnxruntime"], runners | openvino_runner(original, threads)
-        )
+        runners |= openvino_runner(original, threads, options.precision)
+        limit = LARGEST_ERROR[options.precision]
+        return Sessions(original, fused, found["ours"], found["onnxruntime"], runners, limit)
 
 
-def openvino_runner(path: Path, threads: int) -> dict[str, Callable[[Feeds], Callable[[], object]]]:
+def fuse(family: Family, original: Path, fused: Path, options: Options) -> None:
+    """Exits where not all of a model becomes one kernel."""
+    report = optimize(original, fused, options=options, progress=lambda stage: None, verify=False)
+    if report.misses or report.nodes_after != len(report.regions):
+        sys.exit(f"{family.points[0].name}: not all of it is fused: {report.misses}")
+
+
+def openvino_runner(path: Path, threads: int, precision: str) -> dict[str, Callable[[Feeds], Callable[[], object]]]:
     """OpenVINO where it is installed, else nothing."""
     if importlib.util.find_spec("openvino") is None:
         return {}
     openvino: Any = importlib.import_module("openvino")
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
     compiled = openvino.Core().compile_model(str(path), "CPU", settings)
 
     def bind(feeds: Feeds) -> Callable[[], object]:
@@ -341,7 +369,8 @@ def openvino_runner(path: Path, threads: int) -> dict[str, Callable[[Feeds], Cal
         request.infer(feeds)
         return request.infer  # the inputs stay bound
 
-    return {"openvino": bind}
+    ran = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()  # f32 where it has nothing narrower
+    return {"openvino" if ran == "f32" else f"openvino {ran}": bind}
 
 
 def check(point: Point, sessions: Sessions) -> None:
@@ -356,7 +385,7 @@ def run(point: Point, sessions: Sessions, machine: Machine, seconds: float) -> R
     feeds = make_feeds(point)
     ours, other = (np.asarray(session.run(None, feeds)[0]) for session in (sessions.ours, sessions.peer))
     error = float(np.abs(ours - other).max() / np.sqrt(np.square(other).mean()))
-    if not error < LARGEST_ERROR:
+    if not error < sessions.largest_error:
         sys.exit(f"{point.name}: differs from ONNX Runtime by {error:.2g} of the output's root mean square")
     medians = time_in_turns({name: bind(feeds) for name, bind in sessions.runners.items()}, seconds)
     return Row(point.name, "µs", medians.pop("ours"), medians, machine.floor(point) * 1e6, error)
