@@ -26,6 +26,7 @@ from tilecore.contract.spec import Place, Tensor, View
 from tilecore.infer import Plan
 from tilecore.ir import Buffer
 from tilecore.loops import Memory
+from tilecore.target import BLOCK
 
 
 def ceil_to(extent: Expr, multiple: int) -> Expr:
@@ -137,13 +138,13 @@ def panel_size(plan: Plan, buffer: Buffer) -> Expr:
 
 
 def slot_size(plan: Plan, buffer: Buffer) -> Expr:
-    """Elements of one copy of a buffer, padding included."""
+    """Elements of one copy of a buffer, padding included: tile registers read whole blocks of rows."""
     layout = plan.layouts[buffer.name]
     if layout.kind == "panels":
         return (buffer.shape[layout.column] + (PANEL - 1)) // PANEL * panel_size(plan, buffer)
     size = row_stride(buffer)
     for extent in buffer.shape[:-1]:
-        size = size * extent
+        size = size * (ceil_to(extent, BLOCK) if plan.target.amx and buffer.dtype is DType.BF16 else extent)
     return size
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from tilecore.blocks import finish_in_blocks
 from tilecore.canonical import canonical
 from tilecore.clears import start_from_products
 from tilecore.contract.spec import Spec, Tensor, check, outputs_of
@@ -142,7 +143,7 @@ def check_limits(tensors: tuple[Tensor, ...]) -> None:
 
 
 def _emit(program: Program, signature: Signature, target: Target) -> str:
-    return emit_c(lower(plan_of(program, target)), signature, target)
+    return emit_c(finish_in_blocks(lower(plan_of(program, target)), target), signature, target)
 
 
 def passes_for(target: Target) -> tuple[Callable[[Program], Program], ...]:

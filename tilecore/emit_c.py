@@ -6,11 +6,13 @@ from.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads, variables
 from tilecore.contract.spec import extent_of
+from tilecore.emit_blocks import emit_blocks
 from tilecore.emit_expr import (
     ELEMENT,
     HALF,
@@ -26,10 +28,11 @@ from tilecore.emit_expr import (
 )
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
 from tilecore.emit_lookups import emit_lookups
-from tilecore.emit_product import kind_of, product_function, product_text
+from tilecore.emit_product import in_tiles, kind_of, product_function, product_text
 from tilecore.emit_stream import emit_stream
 from tilecore.graph import split_affine
 from tilecore.loops import (
+    Blocks,
     Branch,
     Check,
     Fold,
@@ -96,6 +99,14 @@ def _products(program: LoopProgram, target: Target) -> list[str]:
     return [line for kind in kinds for line in product_text(kind, program.tile, target)]
 
 
+def _has_tiles(program: LoopProgram, target: Target) -> bool:
+    """Whether tile registers are used."""
+    if not target.amx:
+        return False
+    parts = loop_statements(program.body)
+    return any(isinstance(part, Blocks) or (isinstance(part, Mma) and in_tiles(kind_of(part))) for part in parts)
+
+
 class _Kernel(Expressions):
     """Prints the statements of one loop program."""
 
@@ -134,6 +145,8 @@ class _Kernel(Expressions):
         self.block(program.body)
         body = self.scopes.pop().lines
         text = [*head.lines, "for (int64_t task = begin; task < end; task++) {", *_indent(body), "}"]
+        if _has_tiles(program, self.target):
+            text = [*head.lines, "tile_begin();", *text[len(head.lines) :], "tile_end();"]
         unused = [f"(void){name};" for name in ("symbols", "inputs", "outputs", "scratch", "copied")]
         return "\n".join(
             [
@@ -217,6 +230,9 @@ class _Kernel(Expressions):
                 self.forget(_written((stmt,)))
             case Stream():
                 emit_stream(self, stmt, self.target)
+                self.forget(_written((stmt,)))
+            case Blocks():
+                emit_blocks(self, stmt, self._points)
                 self.forget(_written((stmt,)))
             case PackTransposed():
                 self._pack_transposed(stmt)
@@ -342,30 +358,40 @@ class _Kernel(Expressions):
         for copy, name in enumerate(names):
             if copy:
                 outer.lines.append(f"const int64_t {name} = {names[0]} + {copy * self.target.lanes};")
-            self.scopes.append(Scope(variables={loop.var: name}))
-            mask = None
-            if tail:
-                mask = self.fresh("m")
-                self.line(f"const i32v {mask} = {tail};")
-            lanes = Lanes(loop.var, mask)
-            for part in loop.body:
-                match part:
-                    case Let():
-                        self.scopes[-1].variables[part.var] = self.vector(part.value, lanes)
-                        if lanes.varies(part.value):
-                            lanes = replace(lanes, bound=lanes.bound | {part.var})
-                        else:
-                            self.scopes[-1].variables[part.var] = self.scalar(part.value)
-                    case Put():
-                        self._vector_put(part, lanes)
-                        self.forget({part.memory})
-                    case Fold():
-                        self._fold(part, lanes, totals[part.into][copy])
-            outer.lines.extend(self.scopes.pop().lines)
+            into = {var: accumulators[copy] for var, accumulators in totals.items()}
+            self._points(loop.body, loop.var, name, tail, into)
         lines = self.scopes.pop().lines
         self.line(f"{header} {{")
         self.scopes[-1].lines.extend(_indent(lines))
         self.line("}")
+
+    def _points(
+        self, body: tuple[Let | Put | Fold, ...], var: Var, name: str, tail: str | None = None,
+        into: Mapping[Var, str] | None = None,
+    ) -> None:  # fmt: skip
+        """One vector of points of a loop over `var`, from `name` on."""
+        self.scopes.append(Scope(variables={var: name}))
+        mask = None
+        if tail:
+            mask = self.fresh("m")
+            self.line(f"const i32v {mask} = {tail};")
+        lanes = Lanes(var, mask)
+        for part in body:
+            match part:
+                case Let():
+                    self.scopes[-1].variables[part.var] = self.vector(part.value, lanes)
+                    if lanes.varies(part.value):
+                        lanes = replace(lanes, bound=lanes.bound | {part.var})
+                    else:
+                        self.scopes[-1].variables[part.var] = self.scalar(part.value)
+                case Put():
+                    self._vector_put(part, lanes)
+                    self.forget({part.memory})
+                case Fold():
+                    assert into is not None
+                    self._fold(part, lanes, into[part.into])
+        lines = self.scopes.pop().lines
+        self.scopes[-1].lines.extend(lines)
 
     def _fold(self, fold: Fold, lanes: Lanes, accumulator: str) -> None:
         value, dtype = self.vector(fold.value, lanes), fold.into.dtype

@@ -6,7 +6,8 @@ than needed; loads of scratch memory, which statements change, stay where they a
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tilecore.contract.dtype import DType
@@ -76,6 +77,16 @@ class Expressions:
     def line(self, text: str) -> None:
         """Append a line to the innermost scope."""
         self.scopes[-1].lines.append(text)
+
+    @contextmanager
+    def within(self, header: str, bound: Mapping[Var, str]) -> Generator[None]:
+        """A block of C; what its lines need from around it is printed before the header. `bound`: what it defines."""
+        self.scopes.append(Scope(variables=dict(bound)))
+        yield
+        lines = self.scopes.pop().lines
+        self.line(f"{header} {{")
+        self.scopes[-1].lines.extend(f"    {line}" for line in lines)
+        self.line("}")
 
     def lookup(self, var: Var) -> str:
         """The C name of a variable in scope."""

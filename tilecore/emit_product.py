@@ -75,6 +75,11 @@ def kind_of(mma: Mma) -> ProductKind:
     return KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype, mma.b.pairs]
 
 
+def in_tiles(kind: ProductKind) -> bool:
+    """Whether a target with tile registers uses them for products of that kind."""
+    return kind.types[:2] == ("uint16_t", "uint16_t")
+
+
 def product_function(kind: ProductKind, tile: RegisterTile, target: Target) -> str:
     """The C name of the product of that kind: the library's, if kernels share it, else the kernel's own."""
     if not kind.stamp.startswith("TILE_MMA(") or tile != choose_register_tile(target):
@@ -138,7 +143,7 @@ def _product(kind: ProductKind, tile: RegisterTile, target: Target, *, linkage: 
     widths |= {rows: _down(max(_widest(rows, target), tile.vectors), target) for rows in WIDE_ROWS}
     shapes = [(rows, vectors) for rows, group in widths.items() for vectors in group]
     stamped = [kind.stamp.format(rows=rows, vectors=vectors) for rows, vectors in shapes]
-    if target.amx and kind.types[0] == "uint16_t":
+    if target.amx and in_tiles(kind):
         rows = replace(kind, function=f"{kind.function}_rows")
         return [
             *stamped,

@@ -173,6 +173,23 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """Products of one left operand, block by block, and `body` for every vector of a block when all of it is summed.
+
+    A block begins at `origin`; `body` is about row `row` and columns `column`, … of it, and reads `results`: of every
+    product, 32 elements a row. It runs while the next block is multiplied.
+    """
+
+    products: tuple[Mma, ...]
+    results: tuple[Memory, ...]
+    origin: tuple[Var, Var]
+    row: Var
+    column: Var
+    body: tuple[Let | Put, ...]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class PackTransposed:
     """Panels[p][k][lane] = source[p · PANEL + lane][k] for a source contiguous in k: `columns` × `depth` elements.
 
@@ -209,7 +226,21 @@ class Touch:
 
 
 LoopStmt = (
-    Let | Loop | Branch | Repeat | Say | Check | Put | Fold | VectorLoop | Mma | Stream | PackTransposed | Once | Touch
+    Let
+    | Loop
+    | Branch
+    | Repeat
+    | Say
+    | Check
+    | Put
+    | Fold
+    | VectorLoop
+    | Mma
+    | Stream
+    | Blocks
+    | PackTransposed
+    | Once
+    | Touch
 )
 
 
@@ -229,7 +260,7 @@ def loop_statements(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:
     for stmt in body:
         yield stmt
         match stmt:
-            case Loop() | Repeat() | Once() | VectorLoop():
+            case Loop() | Repeat() | Once() | VectorLoop() | Blocks():
                 yield from loop_statements(stmt.body)
             case Branch():
                 yield from loop_statements(stmt.then)

@@ -27,7 +27,8 @@ ONE_THREAD = frozenset(("move", "loop", "cumulate"))  # operators that ONNX Runt
 def nominal(profile: HardwareProfile) -> HardwareProfile:
     """The row of the table that coefficients for `profile` go with: its rates, with the profile's cores and caches."""
     row = next(row for row in PROFILES if row.target == profile.target)
-    return replace(row, cores=profile.cores, l1=profile.l1, l2=profile.l2, l3=profile.l3)
+    own = {"narrow": profile.narrow, "bf16_per_cycle": profile.bf16_per_cycle}  # no coefficient goes with these
+    return replace(row, cores=profile.cores, l1=profile.l1, l2=profile.l2, l3=profile.l3, **own)
 
 
 def costs_for(profile: HardwareProfile) -> Mapping[str, float]:

@@ -37,6 +37,7 @@ class HardwareProfile:
     clock: float = 3.0e9  # cycles per second, under vector work
     int8_per_cycle: float = 0.0  # products of bytes that the best instruction for them does
     bf16_per_cycle: float = 0.0  # 0: no such instruction
+    narrow: str = ""  # the row of the table of targets that products of bf16 take; "": they are widened
 
     @property
     def macs_per_cycle(self) -> float:
@@ -52,20 +53,23 @@ class HardwareProfile:
         """What `to_json` gave. TypeError or ValueError for anything else."""
         values: dict[str, Any] = {**fields, "target": target_named(fields["target"])}
         profile = HardwareProfile(**values)
-        numbers = {name: value for name, value in asdict(profile).items() if name not in ("name", "target")}
+        numbers = {name: value for name, value in asdict(profile).items() if name not in ("name", "target", "narrow")}
         wrong = [n for n, value in numbers.items() if not isinstance(value, int | float) or value < 0]
         wrong += [n for n, value in numbers.items() if not n.endswith("8_per_cycle") and n[:4] != "bf16" and not value]
         if wrong:
             raise ValueError(f"not a positive number: {', '.join(wrong)}")
+        if profile.narrow:
+            target_named(profile.narrow)
         return profile
 
 
 _V4, _V3, _ARM = (target for target in TARGETS if not target.base)
+_AMX, _DOT = (target.name for target in TARGETS if target.base)
 
 PROFILES: tuple[HardwareProfile, ...] = (
-    HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 128, 64),
+    HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 64, 32, _DOT),
     HardwareProfile("zen3", _V3, 2, 32 << 10, 512 << 10, 32 << 20, 2.0, 64, 32, 20, 6, 3.0e9, 32),
-    HardwareProfile("sapphire-rapids", _V4, 2, 48 << 10, 2 << 20, 60 << 20, 2.0, 128, 48, 12, 6, 2.6e9, 128, 64),
+    HardwareProfile("sapphire-rapids", _V4, 2, 48 << 10, 2 << 20, 60 << 20, 2.0, 128, 48, 12, 6, 2.6e9, 128, 512, _AMX),
     HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6, 3.6e9, 32),
     HardwareProfile("graviton3", _ARM, 2, 64 << 10, 1 << 20, 32 << 20, 4.0, 48, 32, 12, 8, 2.6e9, 64, 32),
 )
@@ -76,6 +80,7 @@ NEEDED: Mapping[str, set[str]] = {  # flags in /proc/cpuinfo
     "x86-64-v4": _AVX512,
     "x86-64-v3": {"avx2", "fma"},
 }
+INTEL_VENDOR = "GenuineIntel"
 INTEL = ("sapphire-rapids", "avx2-desktop")  # the rows that Intel's processors without one of their own are most like
 
 
@@ -91,10 +96,13 @@ def detect_profile() -> HardwareProfile:
     """This machine: the table's row for its best target, with the cores and caches that the system reports."""
     target = detect_target()
     rows = [profile for profile in PROFILES if profile.target == target]
-    base = next((row for row in rows if row.name in INTEL and _cpu_line("vendor_id") == "GenuineIntel"), rows[0])
+    base = next((row for row in rows if row.name in INTEL and _cpu_line("vendor_id") == INTEL_VENDOR), rows[0])
     found = {level: cache_size(level) for level in (1, 2, 3)}
+    narrow = _narrow_target()
     return replace(
         base,
+        narrow=narrow,
+        bf16_per_cycle=base.bf16_per_cycle if narrow == base.narrow else 0.0,
         name=f"this machine ({platform.machine()})",
         cores=count_cores(),
         l1=found[1] or base.l1,
@@ -106,6 +114,13 @@ def detect_profile() -> HardwareProfile:
 def detect_target() -> Target:
     """The best row of the target table that this machine runs, products of bf16 left aside."""
     return next(target for target in detect_targets() if not target.base)
+
+
+def _narrow_target() -> str:
+    """The row whose products of bf16 pay on this machine, as its library will choose: not vdpbf16ps of Intel."""
+    best = detect_targets()[0]
+    pays = bool(best.base) and (best.amx or _cpu_line("vendor_id") != INTEL_VENDOR)
+    return best.name if pays else ""
 
 
 def detect_targets() -> tuple[Target, ...]:

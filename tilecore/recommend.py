@@ -19,20 +19,18 @@ from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, Tensor, extent_of
 from tilecore.emit_expr import operation_count
 from tilecore.emit_host import symbol_order
-from tilecore.infer import choose_register_tile
+from tilecore.engine import Engine, engine_for
 from tilecore.library.schedule import splits
 from tilecore.profile import HardwareProfile
-from tilecore.target import Target
+from tilecore.target import BLOCK, Target
 
 NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
 TASK_CYCLES = 1500.0  # of starting a grid point: its offsets, first touches and last stores
 ROW_TASK_CYCLES = 100.0  # of a task of a row program: it makes no panels and has no accumulators
 HIDDEN = 0.75  # share of the shorter of two things at once that the longer one hides
-CALL_CYCLES = 30.0  # of one register tile: its call, and its accumulators' first and last access
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
-INTEGER_SPEED = 1.3  # multiply-adds of 16-bit levels for one of f32: two in an instruction, and the addition another
 CHUNKS_PER_CORE, INLINE_NANOSECONDS, CHUNK_NANOSECONDS = 16, 10_000, 2_500  # of `tile_chunks.h`
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 
@@ -66,11 +64,11 @@ class NoConfigurationError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of an element of either operand of a product, and how many multiply-adds it does for one of f32."""
+    """Bytes of an element of either operand of a product where it reads them, and what multiplies them."""
 
     a: int
     b: int
-    speed: float
+    engine: Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +91,21 @@ class Machine:
         levels = ((profile.l1, profile.l1_bytes), (profile.l2, profile.l2_bytes), (profile.l3, profile.l3_bytes))
         return next((rate for capacity, rate in levels if footprint <= 0.8 * capacity), profile.dram_bytes)
 
-    def product(self, rows: int, columns: int, depth: int, sizes: Sizes | None = None) -> float:
+    def product(self, rows: int, columns: int, depth: int, sizes: Sizes) -> float:
         """Cycles of one block of products: multiply-adds, or the traffic of A and B, and the accumulators.
 
-        `sizes` are those of the operands' elements, f32 unless given. Panels of B are walked once, rows of A once per
-        panel; each register tile reads its panel again.
+        Panels of B are walked once, rows of A once per panel; each block of the engine reads its panel again.
         """
-        tile = choose_register_tile(self.target)
-        width = tile.columns(self.target.lanes)
-        panels = -(-columns // width)
-        tiles = -(-rows // tile.rows) * panels
-        size = sizes or Sizes(4, 4, 1.0)
-        multiply = tiles * tile.rows * width * depth / (self.profile.macs_per_cycle * size.speed)
-        panel, strip = size.b * depth * width, size.a * tile.rows * depth
-        left = size.a * rows * depth
+        engine = sizes.engine
+        panels = -(-columns // engine.columns)
+        tiles = -(-rows // engine.rows) * panels
+        steps = -(-depth // engine.depth) * engine.depth
+        multiply = tiles * engine.rows * engine.columns * steps / engine.rate
+        panel, strip = sizes.b * depth * engine.columns, sizes.a * engine.rows * depth
+        left = sizes.a * rows * depth
         traffic = tiles * panel / self.rate(panel + strip) + panels * left / self.rate(panel + left)
         accumulators = 8 * rows * columns / self.rate(4 * rows * columns)  # read and written
-        return _overlap(multiply, traffic) + CALL_CYCLES * tiles + accumulators
+        return _overlap(multiply, traffic) + engine.cycles * tiles + accumulators
 
     def spread(self, tasks: int, cycles: float) -> float:
         """Cycles of the busiest core, when chunks of whole tasks are dealt out as `tile_chunks.h` cuts them."""
@@ -152,13 +148,17 @@ def nominal_sizes(spec: Spec, nominal: int) -> dict[str, int]:
 def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
     match spec:
         case AttentionSpec():
-            for block_m, block_n in product((12, 24, 48, 96), (32, 64, 128, 256, 512)):
+            rows = (32, 64, 96, 128) if _engine(spec.q.value, machine).rows == BLOCK else (12, 24, 48, 96)
+            for block_m, block_n in product(rows, (32, 64, 128, 256, 512)):
                 yield {"block_m": block_m, "block_n": block_n}
         case ContractionSpec():
             depth = machine.size(spec.a.shape[2])
             depths = sorted({_depth_block(depth, block) for block in (384, 768, 1536, 4096)})
             widths = (32, 64, 128, 256) if _is_stored(spec.a.value) else (32, 64, 128, 256, 512, 768)
-            for block_m, block_n, block_k in product((24, 48, 96, 192), widths, depths):
+            rows = (24, 48, 96, 192)
+            if _engine(spec.a.value, machine).rows == BLOCK:
+                rows, widths = (32, 64, 128, 256), (*widths, 1536)
+            for block_m, block_n, block_k in product(rows, widths, depths):
                 yield {"block_m": block_m, "block_n": block_n, "block_k": block_k}
         case RowSpec():
             for block_m in (1, 2, 4, 8, 16, 32, 64):
@@ -194,7 +194,7 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     m, n, k = min(config["block_m"], rows), min(config["block_n"], columns), min(config["block_k"], depth)
     steps = -(-depth // max(k, 1))
     count = len(spec.products)
-    sizes = _sizes(spec)
+    sizes = _sizes(spec, machine)
     operands = sizes.a * m * depth + (sizes.b * n * k + 4 * m * n) * count
     epilogue = sum(operation_count(result.value) for result in spec.outputs) + 2 * count
     compute = steps * machine.product(m, n, k, sizes) * count
@@ -204,7 +204,9 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     for part in spec.products:  # once while the rows move
         whole = 0 if _is_stored(part.b.value) else operation_count(part.b.value) + MAKE_OPERATIONS
         made += n * depth * whole / max(-(-rows // config["block_m"]), 1)
-    per_task = _overlap(compute, fetch) + (m * n * epilogue + made) / machine.target.lanes + TASK_CYCLES
+    finish, busy = m * n * epilogue / machine.target.lanes, _overlap(compute, fetch)
+    beside = sizes.engine.beside and steps == 1
+    per_task = (_overlap(busy, finish) if beside else busy + finish) + made / machine.target.lanes + TASK_CYCLES
     tasks = batch * -(-rows // config["block_m"]) * -(-columns // config["block_n"])
     own = batch * rows * columns * depth * count / machine.profile.macs_per_cycle / machine.profile.cores
     why = f"{operands >> 10} KiB of operands, {steps} depth steps, {tasks} tasks"
@@ -227,12 +229,17 @@ def _depth_block(depth: int, limit: int) -> int:
     return next(even, limit)
 
 
-def _sizes(spec: ContractionSpec) -> Sizes:
-    """Bytes of the elements that products read: levels take 2 in tiles, constants that are read in place their own."""
-    own = 2 if spec.acc.dtype is DType.I32 else 4
+def _engine(value: Expr, machine: Machine) -> Engine:
+    """What multiplies a left operand of these elements."""
+    return engine_for(value.dtype, machine.profile, machine.target)
+
+
+def _sizes(spec: ContractionSpec, machine: Machine) -> Sizes:
+    """Constants that are read in place keep their own size, all else is as wide as the engine takes it."""
+    engine = engine_for(DType.I16 if spec.acc.dtype is DType.I32 else spec.a.dtype, machine.profile, machine.target)
     stored = [_without_casts(part.b.value) for part in spec.products]
-    right = max(value.dtype.row.bytes if isinstance(value, Load) else own for value in stored)
-    return Sizes(own, min(right, own), INTEGER_SPEED if own == 2 else 1.0)
+    right = max(value.dtype.row.bytes if isinstance(value, Load) else engine.bytes for value in stored)
+    return Sizes(engine.bytes, min(right, engine.bytes), engine)
 
 
 def _is_stored(value: Expr) -> bool:
@@ -261,7 +268,9 @@ def _attention(spec: AttentionSpec, config: Mapping[str, int], machine: Machine)
     m, n = min(config["block_m"], queries), min(config["block_n"], keys)
     steps, lanes = -(-keys // config["block_n"]), machine.target.lanes
     tiles = 4 * (m * n + m * width + m * depth)
-    products = machine.product(m, n, depth) + machine.product(m, width, n)
+    engine = _engine(spec.q.value, machine)
+    sizes = Sizes(engine.bytes, engine.bytes, engine)
+    products = machine.product(m, n, depth, sizes) + machine.product(m, width, n, sizes)
     vectors = m * n / lanes * (EXP_CYCLES + operation_count(spec.score) / 2)
     traffic = 4 * m * n * 4 / machine.rate(tiles)
     per_task = steps * (products + vectors + traffic + m * (ROW_CYCLES + 2 * width / lanes)) + TASK_CYCLES

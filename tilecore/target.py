@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from tilecore.contract.panel import PANEL
 
+BLOCK = 32  # rows and columns of results that tile registers sum at once, and the depth of a step (tile_amx.h)
+FEW_TILE_ROWS = 4  # up to here vector registers are as fast
+
 
 @dataclass(frozen=True, slots=True)
 class RegisterTile:

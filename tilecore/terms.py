@@ -25,6 +25,7 @@ from tilecore.contract.spec import (
 )
 from tilecore.emit_expr import instructions_of, operation_count
 from tilecore.emit_stream import ROWS
+from tilecore.engine import engine_for
 from tilecore.infer import choose_register_tile
 from tilecore.library.score import score_of
 from tilecore.recommend import Machine
@@ -174,7 +175,7 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     left = 0 if isinstance(spec.a.value, Load) and _follows(spec.a.value.index, spec.a.axes[2]) else rows * depth
     epilogue = sum(operation_count(result.value) + 1 for result in spec.outputs)
     scattered = sum(not _follows(result.place.index, result.place.axes[2]) for result in spec.outputs)
-    products = batch * rows * width * depth * count / machine.profile.macs_per_cycle / clock
+    products = batch * rows * width * depth * count / _rate(spec.a.dtype, machine) / clock
     calls = batch * -(-rows // tile.rows) * -(-width // tile.columns(lanes)) * count
     return {
         "contraction call": MICROSECOND,
@@ -208,7 +209,7 @@ def _attention(spec: AttentionSpec, config: Mapping[str, int], machine: Machine)
         scattered += 0 if _contiguous_view(view) else elements
     return {
         "attention call": MICROSECOND,
-        "attention products": pairs * (depth + width) / machine.profile.macs_per_cycle / clock,
+        "attention products": pairs * (depth + width) / _rate(spec.q.dtype, machine) / clock,
         "attention scores": pairs * (1 + sum(instructions_of(part) for part in own)) / lanes / clock,
         "attention weights": pairs / lanes / clock,
         "attention rows": batch * heads * queries * max(1.0, -(-keys // config["block_n"]) * share) / clock,
@@ -240,6 +241,11 @@ def _scan(spec: ScanSpec, machine: Machine) -> Terms:
         "scan loops": loops / clock,
         **_traffic("scan", _moved(spec, machine), machine),
     }
+
+
+def _rate(dtype: DType, machine: Machine) -> float:
+    """Multiply-adds per cycle; the coefficient of integers says how they compare with float32."""
+    return engine_for(dtype if dtype is DType.BF16 else DType.F32, machine.profile, machine.target).rate
 
 
 def _traffic(what: str, moved: float, machine: Machine, *, share: float = 1) -> Terms:

@@ -16,7 +16,7 @@ from tilecore.contract.narrow import narrowed
 from tilecore.contract.panel import pack_pairs
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Spec, Tensor, View, check
 from tilecore.profile import detect_profile, detect_targets
-from tilecore.target import Target, targets_for
+from tilecore.target import Target, target_named, targets_for
 from tilecore.toolchain import Source, Toolchain, find_toolchain
 
 pytestmark = pytest.mark.cpu
@@ -162,6 +162,19 @@ def test_every_row_of_x86_builds_where_it_cannot_run(target: Target, toolchain: 
         assert ("product_narrow(" in text) == target.multiplies_bf16
         assert ("TILE_AMX_PRODUCT(" in text) == target.amx
         assert toolchain.object(Source(text, target.flags, (HEADERS,))).exists()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for x86-64")
+@pytest.mark.parametrize(("depth", "columns", "beside"), [(64, 48, True), (64, 50, False), (40, 48, False)])
+def test_tile_registers_finish_whole_blocks_beside_the_next(
+    depth: int, columns: int, beside: bool, toolchain: Toolchain
+) -> None:
+    target = target_named("x86-64-v4-amx")
+    spec = contraction(depth, columns, constant=True, transposed=False, scaled=False)
+    text = made(narrowed(spec), target).sources[target.name]
+    assert ("tile_fused_step(" in text) == beside
+    assert text.count("sigmoid_f32(") == (2 if beside else 1) + (columns % 16 > 0), "few rows keep the plain form"
+    assert toolchain.object(Source(text, target.flags, (HEADERS,))).exists()
 
 
 def test_shallow_products_and_those_of_integers_keep_their_operands() -> None:

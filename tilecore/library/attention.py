@@ -54,11 +54,11 @@ def attention(
                 s[i, j] = T.if_then_else(n * block_n + j < keys, logit, -T.infinity)
             online_softmax(s, top, total, rescale)
             beside.add(b, h, m * block_m, n * block_n, keys)
+            if p is not s:
+                T.copy(s, p)
             for i, e in T.Parallel(block_m, E):
                 o[i, e] *= rescale[i]
             T.copy(V[b, h, n * block_n, 0], v)
-            if p is not s:
-                T.copy(s, p)
             T.gemm(p, v, o)
         if split > 1:
             join_parts(o, top, total, rescale)
