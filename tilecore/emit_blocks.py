@@ -80,14 +80,13 @@ def _product(printer: Expressions, blocks: Blocks, n: str, lda: str, points: Poi
     """The steps of one product of a block, and beside them the vectors that are due."""
     for text in (
         f"const uint16_t* const right{n} = rights{n}[q{n}] + p{n} * strides{n}[q{n}];",
-        f"const uint16_t* const ahead{n} = i{n} == 0 && p{n} + 2 < panels{n} ? right{n} + 2 * strides{n}[q{n}] : NULL;",
         f"if (live{n}) tile_clear();",
     ):
         printer.line(text)
     with printer.within(f"for (int64_t k{n} = 0; k{n} < deep{n}; k{n} += {BLOCK})", {}):
         printer.line(
             f"if (live{n}) tile_fused_step(left{n} + i{n} * {lda} + k{n}, {lda}, right{n} + k{n} * {PANEL}, "
-            f"strides{n}[q{n}], ahead{n} ? ahead{n} + k{n} * {PANEL} : NULL, height{n} > 16, width{n} > 1);"
+            f"strides{n}[q{n}], height{n} > 16, width{n} > 1);"
         )
         printer.line(f"stop{n} = min_i64(stop{n} + each{n}, vectors{n});")
         with printer.within(f"for (; v{n} < stop{n}; v{n}++)", {blocks.row: f"r{n}"}):

@@ -31,6 +31,7 @@ HIDDEN = 0.75  # share of the shorter of two things at once that the longer one 
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
+PAGE, PAGES, PAGE_CYCLES = 4096, 64, 25.0  # bytes; pages that a core has at hand, and cycles of getting another one
 CHUNKS_PER_CORE, INLINE_NANOSECONDS, CHUNK_NANOSECONDS = 16, 10_000, 2_500  # of `tile_chunks.h`
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 
@@ -157,7 +158,7 @@ def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
             widths = (32, 64, 128, 256) if _is_stored(spec.a.value) else (32, 64, 128, 256, 512, 768)
             rows = (24, 48, 96, 192)
             if _engine(spec.a.value, machine).rows == BLOCK:
-                rows, widths = (32, 64, 128, 256), (*widths, 1536)
+                rows, widths, depths = (32, 64, 128, 256), (*widths, 1536), depths[-1:]
             for block_m, block_n, block_k in product(rows, widths, depths):
                 yield {"block_m": block_m, "block_n": block_n, "block_k": block_k}
         case RowSpec():
@@ -207,6 +208,7 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     finish, busy = m * n * epilogue / machine.target.lanes, _overlap(compute, fetch)
     beside = sizes.engine.beside and steps == 1
     per_task = (_overlap(busy, finish) if beside else busy + finish) + made / machine.target.lanes + TASK_CYCLES
+    per_task += _page_misses(m, n, columns) if beside else 0.0
     tasks = batch * -(-rows // config["block_m"]) * -(-columns // config["block_n"])
     own = batch * rows * columns * depth * count / machine.profile.macs_per_cycle / machine.profile.cores
     why = f"{operands >> 10} KiB of operands, {steps} depth steps, {tasks} tasks"
@@ -219,6 +221,13 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
         rejected = f"unpacked weights of {4 * n * k >> 10} KiB do not stay in an L2 of {machine.profile.l2 >> 10} KiB"
     cycles = machine.spread(tasks, per_task)
     return Candidate(config, cycles / max(own, 1.0), why, rejected, cycles)
+
+
+def _page_misses(rows: int, n: int, columns: int) -> float:
+    """Cycles of finding pages of results again: every block of 32 × 32 stores to rows that lie `columns` floats apart,
+    and all rows of a task come in turn before the next columns do."""
+    apart = min(1.0, 4 * columns / PAGE)
+    return rows * -(-n // BLOCK) * apart * PAGE_CYCLES if rows * apart > PAGES else 0.0
 
 
 def _depth_block(depth: int, limit: int) -> int:

@@ -54,14 +54,15 @@ TILE_INLINE void tile_write(float* c, int64_t ldc, int tall, int wide) {
     if (tall) _tile_stored(2, c + 16 * ldc, ldc * 4);
     if (tall && wide) _tile_stored(3, c + 16 * ldc + TILE_PANEL, ldc * 4);
 }
+/* Registers are loaded in the order in which the step before is done with them. */
 TILE_INLINE void tile_step(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t panel, int tall, int wide) {
     _tile_loadd(6, b, 64);
     _tile_loadd(4, a, lda * 2);
-    if (wide) _tile_loadd(7, b + panel, 64);
     _tile_dpbf16ps(0, 4, 6);
     if (tall) _tile_loadd(5, a + 16 * lda, lda * 2);
-    if (wide) _tile_dpbf16ps(1, 4, 7);
     if (tall) _tile_dpbf16ps(2, 5, 6);
+    if (wide) _tile_loadd(7, b + panel, 64);
+    if (wide) _tile_dpbf16ps(1, 4, 7);
     if (tall && wide) _tile_dpbf16ps(3, 5, 7);
 }
 TILE_INLINE void tile_block(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t panel, float* c, int64_t ldc,
@@ -128,17 +129,10 @@ static __attribute__((noinline)) void tile_amx_product(const uint16_t* a, int64_
         tile_amx_product(a, lda, b, panel, c, ldc, rows, columns, depth, clear, ROWS);                                 \
     }
 
-/* A step of a block beside which the block before it is finished. `ahead`: panels that are needed soon, or NULL. */
-TILE_INLINE void tile_fused_step(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t panel,
-                                 const uint16_t* ahead, int tall, int wide) {
+/* A step of a block beside which the block before it is finished. */
+TILE_INLINE void tile_fused_step(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t panel, int tall, int wide) {
     if (tall && wide) tile_step(a, lda, b, panel, 1, 1);
     else tile_step(a, lda, b, panel, tall, wide);
-    if (ahead) {
-        TILE_UNROLL for (int i = 0; i < 16; i++) {
-            __builtin_prefetch(ahead + 32 * i, 0, 2);
-            __builtin_prefetch(ahead + panel + 32 * i, 0, 2);
-        }
-    }
 }
 
 #endif
