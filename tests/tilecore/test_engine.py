@@ -1,0 +1,64 @@
+"""What multiplies a block, and the extents that are chosen for it: no compiler needed."""
+
+import numpy as np
+import pytest
+from tile_specs import axis, tensor
+
+from tilecore.compile import prepare
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Load, Sym, Var, const
+from tilecore.contract.narrow import narrowed
+from tilecore.contract.spec import ContractionSpec, Place, Result, Tensor, View
+from tilecore.engine import engine_for
+from tilecore.profile import HardwareProfile, profile_named
+from tilecore.recommend import rank
+
+
+def linear(depth: int, columns: int) -> ContractionSpec:
+    """y = a · b for a constant b."""
+    rows, acc = Sym("M"), Var("acc", DType.F32)
+    a, b = tensor("a", rows, depth), Tensor("b", DType.F32, (const(depth), const(columns)), True)
+    g, m, k, n = axis("g", 1), axis("m", rows), axis("k", depth), axis("n", columns)
+    result = Result(Place(tensor("y", rows, columns), (g, m, n), (m, n)), acc)
+    return ContractionSpec(
+        (a, b), View("a", (g, m, k), Load(a, (m, k))), View("b", (g, k, n), Load(b, (k, n))), acc, (result,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "dtype", "block", "bytes_", "faster"),
+    [
+        ("sapphire-rapids", DType.BF16, (32, 32), 2, 16),
+        ("zen4", DType.BF16, (6, 64), 2, 2),
+        ("zen3", DType.BF16, (6, 16), 4, 1),  # widened
+        ("sapphire-rapids", DType.F32, (6, 64), 4, 1),
+        ("zen3", DType.I16, (6, 16), 2, 1.3),
+    ],
+)
+def test_the_engine_follows_from_type_and_machine(
+    row: str, dtype: DType, block: tuple[int, int], bytes_: int, faster: float
+) -> None:
+    profile = profile_named(row)
+    engine = engine_for(dtype, profile, profile.target)
+    assert (engine.rows, engine.columns, engine.bytes) == (*block, bytes_)
+    assert engine.rate == pytest.approx(faster * profile.macs_per_cycle)
+
+
+@pytest.mark.parametrize(("depth", "columns"), [(768, 3072), (3072, 768), (768, 768), (1000, 1000)])
+def test_tile_registers_get_whole_blocks_and_the_whole_depth(depth: int, columns: int) -> None:
+    profile = profile_named("sapphire-rapids")
+    spec, _ = prepare(narrowed(linear(depth, columns)))
+    best = rank(spec, profile, profile.target)[0]
+    assert best.config["block_m"] % 32 == 0
+    assert best.config["block_n"] % 32 == 0
+    assert best.config["block_k"] == depth
+    wide = rank(prepare(linear(depth, columns))[0], profile, profile.target)[0]
+    assert best.cycles < 0.5 * wide.cycles
+
+
+def test_profiles_say_what_multiplies_bf16() -> None:
+    fields = profile_named("sapphire-rapids").to_json()
+    assert HardwareProfile.from_json(fields) == profile_named("sapphire-rapids")
+    assert np.isclose(HardwareProfile.from_json({**fields, "narrow": ""}).bf16_per_cycle, 512)
+    with pytest.raises(ValueError, match="unknown target 'x86-64-v9'"):
+        HardwareProfile.from_json({**fields, "narrow": "x86-64-v9"})
