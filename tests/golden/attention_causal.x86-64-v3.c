@@ -1,4 +1,4 @@
-/* FusedGolden_68248e799d16: attention for x86-64-v3 */
+/* FusedGolden_0f484c5c7f3a: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -228,7 +228,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                     const f32v v130 = load_f32(s_o + t129 + j128);
                     const f32v v131 = splat_f32(t108);
                     const f32v v132 = v130 * v131;
-                    store_f32(s_o + t129 + j128, v132); // attention.py:58
+                    store_f32(s_o + t129 + j128, v132); // attention.py:60
                 }
             }
             if (!once_v[n_59]) {
@@ -249,7 +249,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                         const int64_t t147 = t145 + t146;
                         for (; j135 + 8 <= 16; j135 += 8) {
                             const f32v v143 = load_f32(input0 + t142 + j135);
-                            store_f32(s_v + t147 + j135, v143); // attention.py:59
+                            store_f32(s_v + t147 + j135, v143); // attention.py:61
                         }
                     }
                 }
@@ -322,7 +322,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_68248e799d16_x86_64_v3 = {
-    "FusedGolden_68248e799d16", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_0f484c5c7f3a_x86_64_v3 = {
+    "FusedGolden_0f484c5c7f3a", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };
