@@ -131,6 +131,34 @@ def test_statuses_and_callbacks() -> None:
             assert ended.acquire(timeout=20)
 
 
+@pytest.mark.parametrize("aside", [True, False])
+def test_a_client_that_goes_away(aside: bool) -> None:
+    """A call that has stepped aside is told at once; a quick one is answered in vain. Both are forgotten."""
+    begun, gone, noticed = threading.Event(), threading.Event(), threading.Event()
+
+    def answer(data: bytes, call: DirectCall) -> bytes:
+        if data == b"cut":
+            if aside:
+                call.step_aside()
+                assert call.add_callback(noticed.set)
+            begun.set()
+            assert gone.wait(30)
+            assert not aside or noticed.wait(20)
+            assert call.is_active() is not aside
+        return data
+
+    with echo(answer) as (calls, call):
+        cut = call.future(b"cut")
+        assert begun.wait(20)
+        cut.cancel()
+        gone.set()
+        assert call(b"next", timeout=20) == b"next"
+        deadline = time.monotonic() + 10
+        while calls.pending and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert calls.pending == 0
+
+
 def test_a_call_without_a_message_is_refused() -> None:
     with echo(lambda data, call: data, kind="stream_unary") as (_, call):
         with pytest.raises(grpc.RpcError) as caught:
