@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from fuser.dots import rounds_operands
 from fuser.graph import captured
-from fuser.packing import Packing
+from fuser.packing import Packing, Storage
 from fuser.region import Region
 from fuser.shape_call import Content
 from fuser.shapes import Shapes
@@ -36,13 +36,13 @@ class RewriteError(RuntimeError):
 
 
 def function_of(
-    region: Region, name: str, *, packings: Mapping[int, Packing], shapes: Shapes, opsets: Mapping[str, int]
+    region: Region, name: str, *, packings: Mapping[int, Storage], shapes: Shapes, opsets: Mapping[str, int]
 ) -> ir.Function:
     """The region's nodes as a function called `name`. `packings` are per input index. RewriteError when that fails."""
     body = _Body(region, shapes, opsets.get("", 1))
     inputs = [body.parameter(value, index) for index, value in enumerate(region.inputs)]
-    for index, packing in packings.items():
-        body.unpack(region.inputs[index], packing)
+    for index, stored in packings.items():
+        body.unpack(region.inputs[index], stored)
     for node in region.nodes:
         body.copy(node)
     outputs: list[ir.Value] = []
@@ -129,8 +129,17 @@ class _Body:
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
-    def unpack(self, value: ir.Value, packing: Packing) -> None:
-        """Panels → matrix → the tensor that the region's nodes read."""
+    def unpack(self, value: ir.Value, stored: Storage) -> None:
+        """What is stored → the tensor that the region's nodes read."""
+        result = self._unpanelled(value, stored) if isinstance(stored, Packing) else self.values[value]
+        kept = self.shapes.dtype(value)
+        if stored.dtype is DType.BF16 and kept is not None and kept != ir.DataType.BFLOAT16:
+            result = self.emit("Cast", result, to=int(kept))
+            self.rounded[result] = result
+        self.values[value] = result
+
+    def _unpanelled(self, value: ir.Value, packing: Packing) -> ir.Value:
+        """Panels → matrix → the tensor as it was, of the type that is stored."""
         columns = packing.panels[0] * PANEL
         if packing.pairs:
             result = self.emit("Transpose", self.values[value], perm=[1, 3, 0, 2])
@@ -151,11 +160,7 @@ class _Body:
             result = self.emit("Transpose", result, perm=list(packing.order))
         if tuple(sizes[position] for position in packing.order) != packing.shape:
             result = self.emit("Reshape", result, self.ints(*packing.shape))
-        kept = self.shapes.dtype(value)
-        if packing.dtype is DType.BF16 and kept is not None and kept != ir.DataType.BFLOAT16:
-            result = self.emit("Cast", result, to=int(kept))
-            self.rounded[result] = result
-        self.values[value] = result
+        return result
 
     def _first(self, value: ir.Value, count: int, *, axis: int) -> ir.Value:
         if self.opset < 10:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fuser.region import Region
+from fuser.shapes import Shapes
 from tilecore.contract import panel
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
@@ -76,6 +77,45 @@ class Packing:
             return ir.Tensor(stored, dtype=self.kind, name=name)
 
         return ir.LazyTensor(pack, dtype=self.kind, shape=ir.Shape(self.panels), name=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """A constant of floats that is stored as it lies, in a narrower type."""
+
+    panels: tuple[int, ...]  # its shape
+    dtype: DType
+
+    @property
+    def kind(self) -> ir.DataType:
+        """The element type that is stored."""
+        return ir.DataType(self.dtype.row.onnx)
+
+    def packed(self, tensor: ir.TensorProtocol, name: str) -> ir.LazyTensor:
+        """The rounded constant, computed whenever it is read."""
+
+        def narrow() -> ir.TensorProtocol:
+            return ir.Tensor(tensor.numpy().astype(self.dtype.row.numpy), dtype=self.kind, name=name)
+
+        return ir.LazyTensor(narrow, dtype=self.kind, shape=ir.Shape(self.panels), name=name)
+
+
+Storage = Packing | Narrowing
+
+
+def storages(region: Region, panels: Sequence[int], shapes: Shapes) -> dict[int, Storage]:
+    """How inputs of a region are stored that are not left as they are: those of `panels`, and constants of which the
+    spec wants bfloat16. PackingError when one is not a constant matrix in some layout.
+    """
+    found: dict[int, Storage] = {index: packing(region, index) for index in panels}
+    if not region.narrow:
+        return found
+    for index, (value, tensor) in enumerate(zip(region.inputs, region.spec.inputs, strict=True)):
+        constant = None if value.is_graph_input() else value.const_value
+        wider = shapes.dtype(value) not in (None, ir.DataType.BFLOAT16)
+        if index not in found and constant is not None and tensor.dtype is DType.BF16 and wider:
+            found[index] = Narrowing(tuple(int(size) for size in constant.shape.numpy()), DType.BF16)
+    return found
 
 
 def packing(region: Region, index: int) -> Packing:

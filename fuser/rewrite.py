@@ -14,7 +14,7 @@ from onnx_ir.passes import common
 from fuser.body import DOMAIN, RewriteError, function_of
 from fuser.expand.apply import own_names
 from fuser.graph import captured, release
-from fuser.packing import Packing, packing
+from fuser.packing import Packing, Storage, storages
 from fuser.region import Region
 from fuser.shapes import Shapes, infer
 from tilecore.contract.expr import Const, Expr
@@ -50,7 +50,7 @@ def rewrite(model: ir.Model, replacements: Sequence[Replacement]) -> Rewritten:
     if not replacements:
         return Rewritten(model, (), {})
     shapes = infer(model)
-    packings = [{index: packing(r.region, index) for index in r.panels} for r in replacements]
+    packings = [storages(r.region, r.panels, shapes) for r in replacements]
     functions: dict[str, ir.Function] = {}
     op_types: list[str] = []
     for replacement, packed in zip(replacements, packings, strict=True):
@@ -84,7 +84,7 @@ def _let_go(region: Region) -> None:
 
 def _register(
     replacement: Replacement,
-    packed: Mapping[int, Packing],
+    packed: Mapping[int, Storage],
     functions: dict[str, ir.Function],
     shapes: Shapes,
     model: ir.Model,
@@ -114,7 +114,7 @@ class _Surgery:
     moved: dict[ir.Value, ir.Value]
     packed: dict[tuple[object, ...], ir.Value]
 
-    def replace(self, region: Region, op_type: str, packings: Mapping[int, Packing]) -> None:
+    def replace(self, region: Region, op_type: str, packings: Mapping[int, Storage]) -> None:
         """Put one node in the place of a region. What only the region needed dies later."""
         last = region.nodes[-1]
         graph = last.graph
@@ -137,7 +137,7 @@ class _Surgery:
             new.name = name
             self.moved[old] = new
 
-    def _input(self, value: ir.Value, packed: Packing | None) -> ir.Value:
+    def _input(self, value: ir.Value, packed: Storage | None) -> ir.Value:
         element = self.shapes.dtype(value)
         value = self.moved.get(value, value)
         if value.type is None and element is not None:
@@ -148,14 +148,14 @@ class _Surgery:
         place = (tensor.location, tensor.offset, tensor.path) if isinstance(tensor, ir.ExternalTensor) else id(tensor)
         key = (place, packed)
         if key not in self.packed:
-            name = f"{value.name}.panels{len(self.packed)}"
+            name = f"{value.name}.{'panels' if isinstance(packed, Packing) else packed.dtype}{len(self.packed)}"
             panels = ir.Value(name=name, shape=ir.Shape(packed.panels), type=ir.TensorType(packed.kind))
             panels.const_value = packed.packed(tensor, name)
             self.model.graph.register_initializer(panels)
             self.packed[key] = panels
         return self.packed[key]
 
-    def _check_types(self, region: Region, packings: Mapping[int, Packing]) -> None:
+    def _check_types(self, region: Region, packings: Mapping[int, Storage]) -> None:
         """Only what is packed may be stored in another type than the model has."""
         for index, (value, tensor) in enumerate(zip(region.inputs, region.spec.inputs, strict=True)):
             found = self.shapes.dtype(value)

@@ -334,10 +334,11 @@ def fuse(
     profile, targets = machine_profile(options), _targets(options)
     writer = kernel_writer(options, profile, targets, dump=dump, cubins=cubins)
     cost = machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all)
-    found = find(model, card_cost(card_profile(options)) if options.cuda else cost)
+    card = card_cost(card_profile(options), narrow=options.precision == BF16) if options.cuda else None
+    found = find(model, card or cost)
     model, regions, misses = found.model, found.regions, found.misses
     if options.precision == BF16:
-        regions = _narrowed(model, regions, found.shapes, options.target)
+        regions = _narrowed(model, regions, found.shapes)
     _dump_scan(model, regions, misses, dump)
     parts, dropped, refused = _parts(found, regions, writer, kernels, without, progress, start)
     return Fused(model, found.shapes, workload_of(model, found.shapes), nodes, 0, parts, dropped, (*misses, *refused))
@@ -389,10 +390,8 @@ def _names(values: Sequence[ir.Value]) -> tuple[str, ...]:
     return tuple(value.name or "" for value in values)
 
 
-def _narrowed(model: ir.Model, regions: Sequence[Region], shapes: Shapes, target: str) -> tuple[Region, ...]:
+def _narrowed(model: ir.Model, regions: Sequence[Region], shapes: Shapes) -> tuple[Region, ...]:
     """The regions with bfloat16 operands. CompileError for a model whose function bodies could not say so."""
-    if target == "cuda":
-        raise CompileError("--precision bf16 is for libraries of CPU kernels: leave --target cuda or this option out")
     opset = model.graph.opset_imports.get("", 1)
     if opset < OPSET:
         raise CompileError(

@@ -12,6 +12,7 @@ from fuser.unfused import Work
 from fuser.worth import CostModel, Everything
 from tilecore.canonical import canonical
 from tilecore.contract.dtype import DType
+from tilecore.contract.narrow import narrowed
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.region import refusal
@@ -68,17 +69,18 @@ class MachineCost:
         return self._kernels[spec]
 
 
-def card_cost(card: GpuProfile) -> CostModel:
+def card_cost(card: GpuProfile, *, narrow: bool = False) -> CostModel:
     """Decisions for an NVIDIA card: a region is fused if it has a kernel there, else ONNX Runtime's own run its nodes.
 
-    A kernel for the processor alone would have everything around it copied there and back.
+    A kernel for the processor alone would have everything around it copied there and back. With `narrow`, operands of
+    products will be rounded to bfloat16.
     """
     refused: dict[Spec, str | None] = {}
 
     def why(spec: Spec) -> str | None:
         key = canonical(spec)
         if key not in refused:
-            refused[key] = refusal(key, card)
+            refused[key] = refusal(narrowed(key) if narrow else key, card)
         reason = refused[key]
         return None if reason is None else f"no kernel for NVIDIA cards: {reason}"
 

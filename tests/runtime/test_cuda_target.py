@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -107,6 +108,38 @@ def test_products_of_32_bits_are_left_to_onnx_runtime(tmp_path: Path) -> None:
     reasons = {miss.reason for miss in report.misses if miss.op == "MatMul"}
     assert reasons == {
         "no kernel for NVIDIA cards: operands of f32: products are of one 16-bit float type, f16 or bf16"
+    }
+
+
+@pytest.mark.parametrize("target", ["cuda", "cuda-sm80"])
+def test_operands_of_an_fp32_model_are_rounded_when_asked_for(target: tilefuse.Target, tmp_path: Path) -> None:
+    onnx.save(block(), tmp_path / "wide.onnx")
+    fused = tmp_path / "fused.onnx"
+    report = tilefuse.optimize(tmp_path / "wide.onnx", fused, target=target, precision="bf16")
+    assert report.faults == ()
+    assert [(miss.op, "known" in miss.reason or "know" in miss.reason) for miss in report.misses] == [("Softmax", True)]
+    assert {(region.kind, region.target) for region in report.regions} == {
+        (kind, "cuda") for kind in ("contraction", "attention", "row")
+    }
+    before, after = (onnx.load(path).graph.initializer for path in (tmp_path / "wide.onnx", fused))
+    wide = [onnx.numpy_helper.to_array(one) for one in before if len(one.dims) == 2]
+    stored = [onnx.numpy_helper.to_array(one) for one in after if one.data_type == onnx.TensorProto.BFLOAT16]
+    assert len(wide) == len(stored) == 4
+    for one, other in zip(wide, stored, strict=True):  # as they lie, rounded
+        assert one.astype(ml_dtypes.bfloat16).tobytes() == other.tobytes()
+
+
+def test_a_model_is_told_what_ampere_has_no_kernel_for(tmp_path: Path) -> None:
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, ("rows", 96))
+    heads = g.op("Transpose", g.op("Reshape", x, g.constant(np.array([1, -1, 1, 96]))), perm=(0, 2, 1, 3))
+    scores = g.op("MatMul", heads, g.op("Transpose", heads, perm=(0, 1, 3, 2)))
+    g.op("MatMul", g.op("Softmax", scores, axis=-1), heads, out="y")
+    g.output("y", np.float32, (1, 1, "rows", 96))
+    onnx.save(in_half(g.finish(), "float16"), tmp_path / "wide.onnx")
+    report = tilefuse.explain(tmp_path / "wide.onnx", target="cuda-sm80")
+    assert "no kernel for NVIDIA cards: heads of 96 elements: attention for sm_80 has 64 and 128" in {
+        miss.reason for miss in report.misses
     }
 
 

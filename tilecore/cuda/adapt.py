@@ -184,7 +184,7 @@ def _staged(spec: AttentionSpec | ContractionSpec, computed: tuple[View, ...]) -
 def _operand_type(spec: AttentionSpec | ContractionSpec) -> DType:
     """The 16-bit type of what is multiplied. CudaError for wider floats, for two types, and for other weights."""
     moving = [view for view in _operands(spec) if not _is_constant(view)] or _operands(spec)
-    kinds = {one.dtype for view in moving for one in loads(view.value) if one.dtype.is_float}
+    kinds = {kind for view in moving for kind in _float_types(view)}
     if len(kinds) != 1 or not kinds <= set(HALVES):
         found = ", ".join(sorted(map(str, kinds))) or "no floats"
         raise CudaError(f"operands of {found}: products are of one 16-bit float type, f16 or bf16")
@@ -195,6 +195,13 @@ def _operand_type(spec: AttentionSpec | ContractionSpec) -> DType:
                 "bits in rows of a multiple of 16 bytes beside plain 16-bit activations"
             )
     return kinds.pop()
+
+
+def _float_types(view: View) -> set[DType]:
+    """The 16-bit type that a view is rounded to, or else those of the floats that it reads."""
+    if view.value.dtype in HALVES:
+        return {view.value.dtype}
+    return {one.dtype for one in loads(view.value) if one.dtype.is_float}
 
 
 def _computed(view: View, name: str, dtype: DType, inputs: tuple[Tensor, ...]) -> tuple[Tensor, RowSpec, Load]:

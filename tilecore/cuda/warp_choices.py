@@ -1,8 +1,8 @@
 """Tile recommendation for cards whose warps multiply by themselves (sm_80), from the figures of their profile.
 
 Comes in: a spec and a card. Goes out: candidates for extents, strips of a warp, stages and blocks of a processor, best
-first, each with its reason. A step of the depth costs what is largest of its products, of what warps fetch of shared
-memory for them, and of what is copied there.
+first, each with its reason. A step of the depth costs its products and what warps fetch of shared memory for them,
+which add up as measured, or else what is copied there.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,11 @@ PRODUCT_TILES = (
 )  # fmt: skip
 MOST_STAGES, FEW_STAGES = 5, 8
 FETCHED = 128.0  # bytes a cycle of shared memory
+WAITS = 300  # cycles of a step in which a block waits, and no other one has work
 # head dim: (queries, keys, strips, blocks) of a tile, best first
 ATTENTION_TILES = {
-    64: ((128, 64, 2, 2), (128, 64, 1, 1), (64, 64, 1, 3)),
-    128: ((128, 64, 1, 1), (128, 32, 1, 1), (64, 64, 1, 2), (64, 32, 1, 2)),
+    64: ((128, 64, 2, 2), (64, 64, 1, 3)),
+    128: ((128, 32, 2, 2), (64, 64, 1, 2), (64, 32, 1, 2)),
 }  # fmt: skip
 
 
@@ -68,9 +69,10 @@ def _products(spec: ContractionSpec, profile: GpuProfile, typical: int) -> Itera
         warps = block_m // 16 // strips
         products = 2.0 * block_m * block_n * count * STEP / profile.flops_per_cycle
         fetched = STEP / 16 * 512 * warps * (strips + count * block_n / 16) / FETCHED
-        step = max(products, fetched, stage / profile.copy_bytes)
-        waves = -(-tiles // (profile.processors * blocks))
-        cycles = waves * blocks * (-(-depth // STEP) * step + profile.start_cycles / blocks)
+        together = min(blocks, -(-tiles // profile.processors))
+        step = max(products + fetched, stage / profile.copy_bytes) + WAITS * (together == 1)
+        waves = -(-tiles // (profile.processors * together))
+        cycles = waves * (together * -(-depth // STEP) * step + profile.start_cycles)
         ranked.append((cycles, block_m, block_n, strips, stages, blocks))
     for cycles, block_m, block_n, strips, stages, blocks in sorted(ranked):
         config = {"block_m": block_m, "block_n": block_n, "block_k": STEP}
