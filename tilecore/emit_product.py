@@ -160,8 +160,9 @@ def _halves(vectors: int, target: Target) -> tuple[int, ...]:
 
 
 def _down(vectors: int, target: Target) -> tuple[int, ...]:
-    """All widths from `vectors` to one panel: with one or two rows, each column is a sum that waits for itself."""
-    return tuple(range(vectors, 0, -target.smallest_vectors))
+    """Widths for one or two rows, where each column is a sum that waits for itself: that one, two panels and one."""
+    small = target.smallest_vectors
+    return tuple(sorted({vectors, min(2 * small, vectors), small}, reverse=True))
 
 
 def _widest(rows: int, target: Target) -> int:
