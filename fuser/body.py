@@ -141,14 +141,14 @@ class _Body:
     def _unpanelled(self, value: ir.Value, packing: Packing) -> ir.Value:
         """Panels → matrix → the tensor as it was, of the type that is stored."""
         columns = packing.panels[0] * PANEL
-        if packing.pairs:
+        if packing.group > 1:
             result = self.emit("Transpose", self.values[value], perm=[1, 3, 0, 2])
-            result = self.emit("Reshape", result, self.ints(2 * packing.panels[1], columns))
-            if packing.rows % 2:
+            result = self.emit("Reshape", result, self.ints(packing.group * packing.panels[1], columns))
+            if packing.rows % packing.group:
                 result = self._first(result, packing.rows, axis=0)
         else:
             result = self.emit("Transpose", self.values[value], perm=[1, 0, 2])
-        if not packing.pairs and (columns != packing.columns or packing.joined):
+        if packing.group == 1 and (columns != packing.columns or packing.joined):
             result = self.emit("Reshape", result, self.ints(packing.panels[1], columns))
         if columns != packing.columns:
             result = self._first(result, packing.columns, axis=1)

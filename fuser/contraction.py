@@ -33,7 +33,8 @@ class Factors:
     """One contraction as a product of views: `where` its element (b, m, n) stands in `out`, which `tail` makes of it.
 
     `out` is the node's output, or a part of what follows it (see `slices_of`); `nodes` lead to it. `sums` are the
-    operands' levels and scales where the views are levels that are summed as integers.
+    operands' levels and scales where the views are levels that are summed as integers. `byte_block` is the operator's
+    licence to round the left operand.
     """
 
     a: View
@@ -43,6 +44,7 @@ class Factors:
     tail: Callable[[Expr, At], Expr]
     nodes: tuple[ir.Node, ...]
     sums: tuple[Levels, Levels] | None
+    byte_block: int = 0
 
     @property
     def weighs(self) -> bool:
@@ -77,7 +79,8 @@ def siblings_of(dot: Dot, others: Sequence[Dot], cuts: Cuts) -> list[Factors]:
         except LiftError:
             continue
         known = {load.source for part in found for load in loads(part.b.value)}
-        if factors.weighs and factors.a == first.a and factors.b.axes == first.b.axes:
+        alike = factors.b.axes == first.b.axes and factors.byte_block == first.byte_block
+        if factors.weighs and factors.a == first.a and alike:
             found += [factors] if known.isdisjoint(load.source for load in loads(factors.b.value)) else []
     return found
 
@@ -103,7 +106,7 @@ def factors_of(dot: Dot, cuts: Cuts) -> Factors:
         return dot.finish(acc if sums is None or dot.integer else scaled(acc, *sums), where, at)
 
     views = View("a", (b, m, inner), left), View("b", (b, inner, n), right)
-    return Factors(*views, dot.out, where, tail, (dot.node,), sums)
+    return Factors(*views, dot.out, where, tail, (dot.node,), sums, dot.byte_block)
 
 
 def draft_alone(dot: Dot, cuts: Cuts) -> Draft:
@@ -124,7 +127,9 @@ def draft_of(parts: Sequence[Factors], cuts: Cuts) -> Draft:
 
     def spec(inputs: tuple[Tensor, ...]) -> ContractionSpec:
         first, *siblings = products
-        return ContractionSpec(inputs, parts[0].a, first.b, first.acc, results, siblings=tuple(siblings))
+        return ContractionSpec(
+            inputs, parts[0].a, first.b, first.acc, results, siblings=tuple(siblings), byte_block=parts[0].byte_block
+        )
 
     programs = (parts[0].a.value, *(part.b.value for part in parts), *(r.value for r in results),
                 *(i for r in results for i in r.place.index), b, m, n, inner)  # fmt: skip
@@ -190,7 +195,7 @@ def slices_of(dot: Dot, cuts: Cuts) -> list[Factors]:
             return substitute(value, {acc: own, **moved})
 
         b = View("b", (*whole.b.axes[:2], axis), substitute(whole.b.value, moved))
-        found.append(Factors(whole.a, b, out, where, tail, (*extent.nodes, node), whole.sums))
+        found.append(Factors(whole.a, b, out, where, tail, (*extent.nodes, node), whole.sums, whole.byte_block))
     found.sort(key=lambda part: cuts.remains.position[part.nodes[-1]])
     return found if all(part.b.axes == found[0].b.axes for part in found) else []
 

@@ -31,6 +31,7 @@ from tilecore.contract.expr import Expr, Var, cast, const
 from tilecore.contract.narrow import is_deep
 from tilecore.contract.panel import packed_level
 
+BYTES_LEVEL = 4  # the accuracy level of MatMulNBits that permits activations in bytes
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 Operands = Callable[[Index, Expr], tuple[Index, Index]]
 Tail = Callable[[Expr, Index, At], Expr]
@@ -58,6 +59,7 @@ class Dot:
     zeros: tuple[Zero | None, Zero | None] = (None, None)  # of integer operands: their zero points
     integer: bool = False  # operands are levels that are summed as 32-bit integers
     decode: Decode | None = None  # the right operand's element (k, n), where `right` stores it in another form
+    byte_block: int = 0  # a licence to round the left operand to bytes in blocks of so many steps of the sum
 
     def read(self, side: int, at: At, index: Index) -> Expr:
         """The element of the left (0) or right (1) operand at `index`: for integers, less its zero point."""
@@ -344,7 +346,7 @@ def _qgemm(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
 def _matmul_n_bits(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     """MatMulNBits: A, packed levels of B [n, blocks, bytes], scales, zero points, group indices, bias.
 
-    Blocks run along the summed axis; `accuracy_level` lets a runtime round A to bytes, which is never done here.
+    Blocks run along the summed axis; an `accuracy_level` of 4 lets a runtime round A to bytes in the same blocks.
     """
     left, right, scales = _inputs(node, 3)
     zeros, groups, bias = (node.inputs[i] if len(node.inputs) > i else None for i in (3, 4, 5))
@@ -394,7 +396,8 @@ def _matmul_n_bits(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
     def finish(acc: Expr, o: Index, at: At) -> Expr:
         return cast(acc if bias is None else acc + cast(at(bias, o[-1:]), DType.F32), dtype)
 
-    return Dot(node, left, right, const(depth), locate, finish, decode=decode)
+    licence = block if int(attribute(node, "accuracy_level", 0)) == BYTES_LEVEL else 0
+    return Dot(node, left, right, const(depth), locate, finish, decode=decode, byte_block=licence)
 
 
 def _zero(node: ir.Node, position: int, shapes: Shapes, operand: ir.Value, axis: int) -> Zero | None:

@@ -20,7 +20,7 @@ from tilecore.contract import panel
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Const, Load, Var, loads
-from tilecore.contract.spec import View, extent_of, views_of
+from tilecore.contract.spec import View, byte_block_of, extent_of, views_of
 
 
 class PackingError(ValueError):
@@ -41,13 +41,13 @@ class Packing:
     digits: tuple[int, ...]
     order: tuple[int, ...]
     dtype: DType
-    pairs: bool = False  # of rows, side by side
+    group: int = 1  # rows that lie side by side
 
     @property
     def panels(self) -> tuple[int, ...]:
         """Shape of the packed panels."""
-        if self.pairs:
-            return -(-self.columns // panel.PANEL), -(-self.rows // 2), panel.PANEL, 2
+        if self.group > 1:
+            return -(-self.columns // panel.PANEL), -(-self.rows // self.group), panel.PANEL, self.group
         return -(-self.columns // panel.PANEL), panel.stored_rows(self.rows, self.dtype.bits), panel.PANEL
 
     @property
@@ -73,8 +73,7 @@ class Packing:
             matrix = self.matrix(tensor.numpy())
             matrix = matrix if self.joined else matrix.astype(self.dtype.row.numpy)  # floats may be stored narrower
             whole = panel.join_bits(matrix, self.dtype.bits) if self.joined else matrix
-            stored = panel.pack_pairs(whole) if self.pairs else panel.pack(whole)
-            return ir.Tensor(stored, dtype=self.kind, name=name)
+            return ir.Tensor(panel.pack_groups(whole, self.group), dtype=self.kind, name=name)
 
         return ir.LazyTensor(pack, dtype=self.kind, shape=ir.Shape(self.panels), name=name)
 
@@ -130,7 +129,9 @@ def packing(region: Region, index: int) -> Packing:
     if found is not None:
         order = (1, 0) if found.by_column else (0, 1)
         matrix = (found.count, found.columns)
-        return Packing(shape, *matrix, matrix, order, load.dtype, panel.in_pairs(view))
+        return Packing(
+            shape, *matrix, matrix, order, load.dtype, panel.group_of(load, view, byte_block_of(region.spec))
+        )
     if rows * columns != int(np.prod(shape, dtype=np.int64)):
         raise PackingError(
             f"{value.name!r} is {shape}; the matrix that is read of it is {rows}×{columns}, not all of it"

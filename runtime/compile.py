@@ -49,7 +49,7 @@ from runtime.verify import BF16, PRECISION, FusedError, Verdict, VerifyError, ex
 from runtime.verify import verify as verify_model
 from tilecore.canonical import canonical
 from tilecore.compile import HEADERS, Dump, Kernel
-from tilecore.contract.spec import Spec
+from tilecore.contract.spec import Spec, byte_block_of
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.nvrtc import load_nvrtc
 from tilecore.link import Objects, link_kernels
@@ -505,6 +505,7 @@ def _report(
             part.region.predicted.fused if part.region.predicted else None,
             part.region.predicted.unfused if part.region.predicted else None,
             target="cuda" if options.cuda else "cpu",
+            byte_block=0 if options.cuda else byte_block_of(part.region.spec),
         )
         for part, op in zip(fused.parts, rewritten.op_types, strict=True)
     )

@@ -8,7 +8,7 @@ bfloat16 on a CPU, is evaluated all the same.
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -36,6 +36,7 @@ FLOATS: dict[int, np.dtype[Any]] = {
 }
 
 
+BYTES_LEVEL = 4  # the accuracy_level of MatMulNBits that permits activations in bytes
 MULTIPLIED = {"MatMul": 2, "Gemm": 2, "FusedMatMul": 2, "Einsum": 2, "Conv": 2, "Attention": 3, "FlexAttention": 3}
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 SIGMOID_STEP = 2.0**-22  # ONNX Runtime's Sigmoid is 0.5 + p/q: right to that, however small the result is, 0 below -18
@@ -91,7 +92,7 @@ class QuantizeLinear(OpRun):
 
 
 class MatMulNBits(OpRun):
-    """ONNX Runtime's product with packed 4-bit or 8-bit weights; `accuracy_level` is a licence that is not taken."""
+    """ONNX Runtime's product with packed 4-bit or 8-bit weights; `accuracy_level` is a licence for `Mode.BYTES`."""
 
     op_domain = "com.microsoft"
 
@@ -160,8 +161,9 @@ class Mode(enum.Enum):
 
     RANGE = enum.auto()  # what overflows a type is infinite; nothing is rounded
     UNBOUNDED = enum.auto()  # neither: the same formula over the real numbers
-    OPERANDS = enum.auto()  # as RANGE, but operands of contractions and attention are rounded to bfloat16
-    ROUNDED = enum.auto()  # every result is rounded to its type: the model as a careful runtime computes it
+    BYTES = enum.auto()  # as RANGE, but left operands of products that permit it are rounded to bytes, in blocks
+    OPERANDS = enum.auto()  # as BYTES, and operands of other contractions and attention are rounded to bfloat16
+    ROUNDED = enum.auto()  # as BYTES, and every result is rounded to its type: as a careful runtime computes
     STEPPED = enum.auto()  # as RANGE, but every Sigmoid is too small by SIGMOID_STEP, or 0: the worst of ONNX Runtime's
 
 
@@ -221,7 +223,7 @@ def evaluate(
         for name in weights.keys() & ({*node.input} | captured(node)) - known.keys():
             value = numpy_helper.to_array(weights[name], str(folder))
             known[name], precision[name] = _widen(value), value.dtype
-        given = _narrow_operands(node, known) if mode is Mode.OPERANDS else known
+        given = _rounded_operands(node, known, mode)
         results = _run_node(node, opsets, given, [*NEW_OPS, *operators])
         kind = _precision(node, precision)
         for name, value in results.items():
@@ -239,13 +241,61 @@ def evaluate(
     return Evaluation({name: known[name] for name in names}, longest, overflowed)
 
 
-def _narrow_operands(node: onnx.NodeProto, known: Mapping[str, Array]) -> Mapping[str, Array]:
-    """`known` with the floats that `node` multiplies and sums rounded to bfloat16, where it sums enough of them."""
-    count = MULTIPLIED.get(node.op_type, 0)
+def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of the model, of its functions and subgraphs."""
+    groups = [model.graph.node, *(function.node for function in model.functions)]
+    while groups:
+        for node in groups.pop():
+            groups += [graph.node for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
+            yield node
+
+
+def without_licences(model: onnx.ModelProto) -> bytes | None:
+    """The model without the licences to round operands that its nodes give a runtime; None where they give none."""
+    settings = [each for node in all_nodes(model) if node.op_type == "MatMulNBits" for each in node.attribute]
+    licences = [setting for setting in settings if setting.name == "accuracy_level" and setting.i]
+    levels = [setting.i for setting in licences]
+    for setting in licences:
+        setting.i = 0
+    exact = model.SerializeToString() if licences else None
+    for setting, level in zip(licences, levels, strict=True):
+        setting.i = level
+    return exact
+
+
+def permits_bytes(node: onnx.NodeProto) -> bool:
+    """Whether the left operand of `node` may be rounded to bytes."""
+    settings = (attribute for attribute in node.attribute if attribute.name == "accuracy_level")
+    return node.op_type == "MatMulNBits" and any(attribute.i == BYTES_LEVEL for attribute in settings)
+
+
+def permits(model: onnx.ModelProto) -> bool:
+    """Whether some node of the model permits to round its left operand to bytes."""
+    return any(map(permits_bytes, all_nodes(model)))
+
+
+def _rounded_operands(node: onnx.NodeProto, known: Mapping[str, Array], mode: Mode) -> Mapping[str, Array]:
+    """`known` with what `node` multiplies and sums rounded, as `mode` says, where it sums enough of them."""
+    if mode in (Mode.BYTES, Mode.OPERANDS, Mode.ROUNDED) and permits_bytes(node):
+        block = next(attribute.i for attribute in node.attribute if attribute.name == "block_size")
+        return {**known, node.input[0]: _in_bytes(known[node.input[0]], block)}
+    count = MULTIPLIED.get(node.op_type, 0) if mode is Mode.OPERANDS else 0
     if not count or _reduction_length(node, known) < LEAST_DEPTH:
         return known
     floats = [name for name in node.input[:count] if name in known and known[name].dtype == np.float64]
     return {**known, **{name: known[name].astype(ml_dtypes.bfloat16).astype(np.float64) for name in floats}}
+
+
+def _in_bytes(value: Array, block: int) -> Array:
+    """Rows of `value` rounded so that the largest of every `block` elements is 127 steps from 0."""
+    width = value.shape[-1]
+    padded = np.zeros((*value.shape[:-1], -(-width // block) * block))
+    padded[..., :width] = value
+    blocks = padded.reshape(*value.shape[:-1], -1, block)
+    with np.errstate(all="ignore"):
+        step = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+        rounded = np.where(step == 0, 0.0, np.rint(blocks / step) * step)
+    return rounded.reshape(padded.shape)[..., :width]
 
 
 def _run_node(

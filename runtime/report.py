@@ -37,6 +37,9 @@ class RegionReport:
     """Seconds of the nodes, from the same measurement."""
     target: str = "cpu"
     """"cuda" where the library has a kernel for NVIDIA cards beside the processor's."""
+    byte_block: int = 0
+    """Where not 0, kernels may round activations to bytes, in blocks of so many: the operator's accuracy_level permits
+    it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,16 @@ from runtime.compare import (
     drift_of,
     is_rounding,
 )
-from runtime.oracle import Evaluation, Mode, OracleError, evaluate, has_half
+from runtime.oracle import (
+    Evaluation,
+    Mode,
+    OracleError,
+    all_nodes,
+    evaluate,
+    has_half,
+    permits,
+    without_licences,
+)
 from runtime.schema_functions import in_pieces
 from runtime.session import DOMAIN, load
 from runtime.unpadded import hidden_padding, padding_mask, with_first_token
@@ -101,8 +110,8 @@ class Verdict:
 
     `mismatch` describes the first wrong output, `feeds` the inputs that show it, `regions` the fused nodes found wrong
     when there is one. `unmeasured` says why the original's own rounding error is not known (a fixed allowance was used
-    then), else it is None. `costs` are of the floating-point outputs of a model with bfloat16 operands, at the worst of
-    the cases that were not scaled up.
+    then), else it is None. `costs` are of the floating-point outputs of a model whose operands are rounded (to
+    bfloat16, or to bytes where it permits that), at the worst of the cases that were not scaled up.
     """
 
     ok: bool
@@ -152,7 +161,7 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
     changed = _interface_change(model, fused_model)
     if changed:
         return Verdict(False, (), (), mismatch=changed)
-    quantized, narrow = quantizes(model), is_narrow(fused_model)
+    quantized, narrow, costly = quantizes(model), is_narrow(fused_model), is_narrow(fused_model) or permits(model)
     costs: dict[str, OutputCost] = {}
     given = _cases(model, reference, session, inputs, seed)
     cases = (replace(case, feeds=with_first_token(case.feeds, mask)) for case in given)
@@ -173,9 +182,9 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
                 continue
             raise FusedError(str(error), case.feeds) from error
         accused: list[RegionError] = []
-        if quantized or narrow:
+        if quantized or costly:
             accused, unmeasured = _accused(fused, case.feeds, unmeasured, distinct=not quantized)
-        if narrow and not case.scaled:
+        if costly and not case.scaled:
             costs = _dearer(costs, expected, actual)
         if quantized:
             own, reason = reference.drift(case.feeds, expected)
@@ -232,14 +241,7 @@ def _reference(original: Path, model: onnx.ModelProto, mask: str | None) -> "_Or
 
 def quantizes(model: onnx.ModelProto) -> bool:
     """Whether some node of the model, of its functions or subgraphs rounds values to levels or sums bytes."""
-    groups = [model.graph.node, *(function.node for function in model.functions)]
-    while groups:
-        for node in groups.pop():
-            if node.op_type in QUANTIZING:
-                return True
-            for attribute in node.attribute:
-                groups += [graph.node for graph in (attribute.g, *attribute.graphs)]
-    return False
+    return any(node.op_type in QUANTIZING for node in all_nodes(model))
 
 
 def blame(
@@ -434,15 +436,15 @@ class _Original:
     @staticmethod
     def of(model: onnx.ModelProto, source: str | bytes, folder: Path) -> "_Original":
         """The model in `source` (a path, or bytes), whose external weights are in `folder`."""
-        if _demand_accuracy(model):
-            source = model.SerializeToString()
+        exact = without_licences(model)  # `model` keeps them for those who ask what they allow
         try:
-            return _Original(model, folder, _session(source, folder))
+            return _Original(model, folder, _session(exact or source, folder))
         except LOAD_ERRORS as error:
             refusal = str(error).splitlines()[0]
         try:
             pieces = in_pieces(model)
-            return _Original(pieces, folder, _session(pieces.SerializeToString(), folder), refusal)
+            exact = without_licences(pieces) or pieces.SerializeToString()
+            return _Original(pieces, folder, _session(exact, folder), refusal)
         except (*LOAD_ERRORS, RuntimeError, ValueError):
             return _Original(model, folder, None, refusal)
 
@@ -468,7 +470,7 @@ class _Original:
         """The outputs `expected` in double precision; without them, the reason.
 
         `plausible`: results that are further from `expected` than rounding explains are none. `narrow`: `rounded` is
-        with operands in bfloat16.
+        with operands in bfloat16. Where products permit it, it is with left operands in bytes in any case.
         """
         try:
             exact = self._evaluation(feeds, expected, Mode.RANGE)
@@ -477,6 +479,8 @@ class _Original:
             rounded: Mapping[str, Array] = {}
             if narrow:
                 rounded = self._evaluation(feeds, expected, Mode.OPERANDS).values
+            elif not half and permits(self.model):
+                rounded = self._evaluation(feeds, expected, Mode.BYTES).values
             elif half and self.session is None:
                 rounded = {name: _wide(value) for name, value in expected.items()}
             elif half:
@@ -562,19 +566,6 @@ def _run(
     except Exception as error:
         raise VerifyError(f"{what} fails at {case.label}: {error}") from error
     return dict(zip(names, values, strict=True))
-
-
-def _demand_accuracy(model: onnx.ModelProto) -> bool:
-    """Take back the licence to round activations that nodes of `model` give the runtime; whether there was any."""
-    found = False
-    groups = [model.graph.node, *(function.node for function in model.functions)]
-    while groups:
-        for node in groups.pop():
-            groups += [graph.node for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
-            for attribute in node.attribute:
-                if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level" and attribute.i:
-                    attribute.i, found = 0, True
-    return found
 
 
 def _session(source: str | bytes, folder: Path) -> ort.InferenceSession:

@@ -10,6 +10,7 @@ COSTS: Mapping[str, Mapping[str, float]] = {
         "attention products": 1.012,
         "attention rows": 58.21,
         "attention shared": 1.838,
+        "contraction bytes": 0.3,
         "contraction call": 0.02307,
         "contraction copies": 2.115,
         "contraction epilogue": 1.139,

@@ -29,11 +29,12 @@ from tilecore.emit_expr import (
 from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
 from tilecore.emit_lookups import emit_lookups
 from tilecore.emit_product import in_tiles, kind_of, product_function, product_text
-from tilecore.emit_stream import emit_stream
+from tilecore.emit_stream import emit_byte_stream, emit_rounding, emit_stream
 from tilecore.graph import split_affine
 from tilecore.loops import (
     Blocks,
     Branch,
+    ByteStream,
     Check,
     Fold,
     Let,
@@ -47,6 +48,7 @@ from tilecore.loops import (
     PackTransposed,
     Put,
     Repeat,
+    RoundRows,
     Say,
     Stream,
     Touch,
@@ -230,6 +232,12 @@ class _Kernel(Expressions):
                 self.forget(_written((stmt,)))
             case Stream():
                 emit_stream(self, stmt, self.target)
+                self.forget(_written((stmt,)))
+            case RoundRows():
+                emit_rounding(self, stmt)
+                self.forget(_written((stmt,)))
+            case ByteStream():
+                emit_byte_stream(self, stmt, self.target)
                 self.forget(_written((stmt,)))
             case Blocks():
                 emit_blocks(self, stmt, self._points)
@@ -437,8 +445,10 @@ def _written(body: tuple[LoopStmt, ...]) -> set[Memory]:
         match stmt:
             case Put():
                 written.add(stmt.memory)
-            case Mma() | Stream():
+            case Mma() | Stream() | ByteStream():
                 written.add(stmt.c.memory)
+            case RoundRows():
+                written.update(part.memory for part in stmt.made)
             case PackTransposed():
                 written.add(stmt.panels)
             case _:

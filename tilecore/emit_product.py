@@ -70,6 +70,9 @@ KINDS: dict[tuple[DType, DType, DType, bool], ProductKind] = {  # by the types o
 }
 
 
+BYTES = {"int8_t": "i8", "uint8_t": "u8"}  # right operands that some processors multiply by bytes, by C type
+
+
 def kind_of(mma: Mma) -> ProductKind:
     """The kind of a product's register tile."""
     return KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype, mma.b.pairs]
@@ -124,16 +127,24 @@ def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[
         stamp=kind.stamp.replace("TILE_DOT(", "TILE_DOT_FUSED("),
         tile=kind.tile.replace("dot_", "fused_"),
     )
+    own, few = list[str](), fused.function
     a, b, c = kind.types
+    if b in BYTES:
+        name = BYTES[b]
+        stamp, stamped = kind.stamp.replace("TILE_DOT(", "TILE_BYTES("), kind.tile.replace("dot_", "bytes_")
+        bytes_ = ProductKind(f"{kind.function}_bytes", ("uint8_t", b, c), stamp, stamped)
+        own = [*_product(bytes_, tile, target), f"TILE_BYTE_PRODUCT_{name}"]
+        few = f"rows > TILE_FEW_BYTE_ROWS ? byte_{kind.function} : {fused.function}"
+    arguments = "a, lda, step, b, panel, c, ldc, rows, columns, depth, clear"
     return [
         *_product(plain, tile, target),
         *_product(fused, tile, target),
+        *own,
         f"static void {kind.function}(const {a}* a, int64_t lda, int64_t step, const {b}* b, int64_t panel,",
         f"                    {c}* c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear) {{",
         "    static int8_t known; /* 0: not asked yet */",
         f"    const int fused = TILE_ASKED(known, {target.fused_dot});",
-        f"    (fused ? {fused.function} : {plain.function})",
-        "        (a, lda, step, b, panel, c, ldc, rows, columns, depth, clear);",
+        f"    (!fused ? {plain.function} : {few})({arguments});",
         "}",
     ]
 

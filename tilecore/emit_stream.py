@@ -1,18 +1,21 @@
-"""A product of few rows whose right operand is computed as it is used (`loops.Stream`), as C.
+"""Products whose right operand is computed as it is used (`loops.Stream`, `loops.ByteStream`), as C.
 
 Per panel of columns, four, two or one rows at a time: sums over a group of rows of b stay in registers, several of them
-so that no multiply-add waits for the one before it, and join the result with the group's factor.
+so that no multiply-add waits for the one before it, and join the result with the group's factor. Sums of levels are
+made by the verbs of `tile_bytes.h`.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, substitute
 from tilecore.contract.panel import PANEL
 from tilecore.emit_expr import Expressions, Lanes, Scope, memory_name
-from tilecore.loops import Stream
+from tilecore.loops import ByteStream, Operand, RoundRows, Stream
 from tilecore.target import Target
+
+Names = tuple[tuple[str, ...], ...]  # of registers, by row and vector
 
 ROWS = (4, 2, 1)  # that share the elements of b, most first
 SUMS = 8  # multiply-adds in flight
@@ -31,6 +34,28 @@ class _Registers:
 
 def emit_stream(printer: Expressions, stream: Stream, target: Target) -> None:
     """Append the statement's lines to the innermost scope."""
+    _panels(printer, stream, lambda count, first: _rows(printer, stream, target, count, first))
+
+
+def emit_byte_stream(printer: Expressions, stream: ByteStream, target: Target) -> None:
+    """Append the statement's lines to the innermost scope."""
+    _panels(printer, stream, lambda count, first: _byte_rows(printer, stream, target, count, first))
+
+
+def emit_rounding(printer: Expressions, stmt: RoundRows) -> None:
+    """Append the statement's line to the innermost scope."""
+    a, levels, scales = (f"{_address(printer, part)}, {printer.scalar(part.row)}" for part in (stmt.a, *stmt.made))
+    sizes = f"{printer.scalar(stmt.rows)}, {printer.scalar(stmt.depth)}, {stmt.block}"
+    where = f" // {stmt.span.file.rpartition('/')[2]}:{stmt.span.line}" if stmt.span else ""
+    printer.line(f"round_rows_{stmt.levels.memory.dtype}({a}, {sizes}, {levels}, {scales});{where}")
+
+
+def _address(printer: Expressions, part: Operand) -> str:
+    return f"{memory_name(part.memory)} + {printer.scalar(part.offset)}"
+
+
+def _panels(printer: Expressions, stream: Stream | ByteStream, rows_of: Callable[[int, Var], None]) -> None:
+    """Loops over panels and over the rows in each, so many at a time as `rows_of` is told, from a first one on."""
     rows, columns = printer.scalar(stream.rows), printer.scalar((stream.columns + (PANEL - 1)) // PANEL)
     panel, row = printer.fresh("panel_"), printer.fresh("row_")
     where = f" // {stream.span.file.rpartition('/')[2]}:{stream.span.line}" if stream.span else ""
@@ -40,7 +65,7 @@ def emit_stream(printer: Expressions, stream: Stream, target: Target) -> None:
         first = Var("row")
         for count in ROWS:
             with _block(printer, f"for (; {row} + {count} <= {rows}; {row} += {count})", {first: row}):
-                _rows(printer, stream, target, count, first)
+                rows_of(count, first)
 
 
 @contextmanager
@@ -63,25 +88,69 @@ def _rows(printer: Expressions, stream: Stream, target: Target, count: int, firs
         tuple(tuple(printer.fresh("sum") for _ in range(shares)) for _ in range(vectors)) for _ in range(count)
     )
     block = _Registers(count, vectors, unroll, totals, sums)
-    c = stream.c
     lanes = {Var(f"lane{v}"): str(v * target.lanes) for v in range(vectors)}
     printer.scopes[-1].variables |= lanes
-    places = [
-        [f"{memory_name(c.memory)} + {printer.scalar(at)} + {v * target.lanes}" for v in range(vectors)]
-        for at in (c.offset + (first + r) * c.row + stream.panel * PANEL for r in range(count))
-    ]
-    for names, addresses in zip(totals, places, strict=True):
-        for name, address in zip(names, addresses, strict=True):
-            printer.line(f"f32v {name} = {'{0}' if stream.clear else f'load_f32({address})'};")
+    places = _begin_totals(printer, stream, target, first, totals)
     group = printer.fresh("group_")
     size: Expr = stream.depth if stream.size is None else const(stream.size)
     groups = const(1) if stream.size is None else (stream.depth + (size - 1)) // size
     header = f"for (int64_t {group} = 0; {group} < {printer.scalar(groups)}; {group}++)"
     with _block(printer, header, {stream.group: group}):
         _group(printer, stream, block, size, first, tuple(lanes))
+    _end_totals(printer, totals, places)
+
+
+def _begin_totals(
+    printer: Expressions, stream: Stream | ByteStream, target: Target, first: Var, totals: Names
+) -> list[list[str]]:
+    """Declare the totals of some rows; where in c they are stored."""
+    c = stream.c
+    places = [
+        [f"{memory_name(c.memory)} + {printer.scalar(at)} + {v * target.lanes}" for v in range(len(totals[0]))]
+        for at in (c.offset + (first + r) * c.row + stream.panel * PANEL for r in range(len(totals)))
+    ]
+    for names, addresses in zip(totals, places, strict=True):
+        for name, address in zip(names, addresses, strict=True):
+            printer.line(f"f32v {name} = {'{0}' if stream.clear else f'load_f32({address})'};")
+    return places
+
+
+def _end_totals(printer: Expressions, totals: Names, places: list[list[str]]) -> None:
     for names, addresses in zip(totals, places, strict=True):
         for name, address in zip(names, addresses, strict=True):
             printer.line(f"store_f32({address}, {name});")
+
+
+def _byte_rows(printer: Expressions, stream: ByteStream, target: Target, count: int, first: Var) -> None:
+    """`count` rows from `first` on: sums of a group as integers, then scaled and added to the totals."""
+    vectors = PANEL // target.lanes
+    totals = tuple(tuple(printer.fresh("total") for _ in range(vectors)) for _ in range(count))
+    lanes = {Var(f"lane{v}"): str(v * target.lanes) for v in range(vectors)}
+    printer.scopes[-1].variables |= lanes
+    places = _begin_totals(printer, stream, target, first, totals)
+    group, sums = printer.fresh("group_"), printer.fresh("sums")
+    header = f"for (int64_t {group} = 0; {group} < {printer.scalar(stream.groups)}; {group}++)"
+    with _block(printer, header, {stream.group: group}):
+        levels = replace(stream.levels, offset=first * stream.levels.row + stream.group * stream.block)
+        printer.line(f"i32v {sums}[{count * vectors}];")
+        printer.line(
+            f"dot_levels_{stream.bits}({count}, {_address(printer, levels)}, {printer.scalar(levels.row)}, "
+            f"{memory_name(stream.b)} + {printer.scalar(stream.offset)}, {stream.block}, {sums});"
+        )
+        scaled = [stream.scales.offset + (first + r) * stream.scales.row + stream.group * 2 for r in range(count)]
+        pairs = [[Load(stream.scales.memory, (at + part,)) for part in (0, 1)] for at in scaled]
+        for v, lane in enumerate(lanes):
+            factor, rest = (
+                None if part is None else printer.vector(substitute(part, {stream.lane: lane}), Lanes(lane))
+                for part in (stream.factor, stream.rest)
+            )
+            for r, (scale, total) in enumerate(pairs):
+                value = f"__builtin_convertvector({sums}[{r * vectors + v}], f32v)"
+                if rest is not None:
+                    value = f"({value} + {rest} * {printer.vector(total, Lanes(lane))})"
+                left = printer.vector(scale, Lanes(lane))
+                printer.line(f"{totals[r][v]} += {left if factor is None else f'({factor} * {left})'} * {value};")
+    _end_totals(printer, totals, places)
 
 
 def _group(

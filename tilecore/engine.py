@@ -14,6 +14,8 @@ from tilecore.target import BLOCK, Target, target_named
 
 CALL_CYCLES = 30.0  # of one register tile: its call, and its accumulators' first and last access
 TILE_CYCLES = 100.0  # of one block of tile registers: clearing them, and storing them row by row
+PACKED_SPEED = 3.0  # multiply-adds of bytes by packed levels for one of f32
+BYTES_LANES, BYTES_SPEED = 16, 4.0  # targets whose processors, but for the oldest, multiply bytes by bytes
 INTEGER_SPEED = 1.3  # multiply-adds of 16-bit levels for one of f32: two in an instruction, and the addition another
 
 
@@ -35,12 +37,14 @@ class Engine:
 
 
 def engine_for(dtype: DType, profile: HardwareProfile, target: Target) -> Engine:
-    """What multiplies operands of `dtype` on a machine: f32, 16-bit levels, or bf16, which is widened without an
-    instruction for it."""
+    """What multiplies operands of `dtype` on a machine: f32, 16-bit levels, bytes (by packed levels), or bf16, which is
+    widened without an instruction for it."""
     tile, rate = choose_register_tile(target), profile.macs_per_cycle
     rows, columns = tile.rows, tile.columns(target.lanes)
     if dtype is DType.I16:
-        return Engine(rows, columns, 2, 2, rate * INTEGER_SPEED)
+        return Engine(rows, columns, 2, 2, rate * (BYTES_SPEED if target.lanes == BYTES_LANES else INTEGER_SPEED))
+    if dtype is DType.I8:
+        return Engine(rows, columns, 2, 1, rate * PACKED_SPEED)
     if dtype is DType.BF16 and profile.narrow and profile.bf16_per_cycle:
         if target_named(profile.narrow).amx:
             return Engine(BLOCK, BLOCK, BLOCK, 2, profile.bf16_per_cycle, TILE_CYCLES, beside=True)

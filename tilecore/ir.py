@@ -60,7 +60,10 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """`c` (+)= `a` · `b` with either side transposed; `clear` overwrites `c`. Accumulates in the type of `c`."""
+    """`c` (+)= `a` · `b` with either side transposed; `clear` overwrites `c`. Accumulates in the type of `c`.
+
+    `byte_block`, if not 0, permits to round `a` to bytes in blocks of so many steps of the depth.
+    """
 
     a: Buffer
     b: Buffer
@@ -68,6 +71,7 @@ class Gemm:
     transpose_a: bool = False
     transpose_b: bool = False
     clear: bool = False
+    byte_block: int = 0
     span: Span | None = field(default=None, compare=False, repr=False)
 
 

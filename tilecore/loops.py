@@ -124,7 +124,8 @@ class VectorLoop:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A matrix in memory: element (r, c) is at `offset` + r · `row` + c · `column`, or panels in `pairs` of rows."""
+    """A matrix in memory: element (r, c) is at `offset` + r · `row` + c · `column`, or panels in `pairs` (bytes: fours)
+    of rows."""
 
     memory: Memory
     offset: Expr
@@ -154,6 +155,7 @@ class Stream:
 
     `value` and `factor` (None for 1) make elements of b over `panel`, `lane`, `group` and `position` where they are
     used. Lanes past the last column are computed, and stored into the padding of c. `size` is None for one group.
+    `most` are numbers that bound rows and depth.
     """
 
     a: Operand
@@ -168,6 +170,56 @@ class Stream:
     lane: Var
     group: Var
     position: Var
+    clear: bool
+    most: tuple[Expr, Expr]
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRows:
+    """`levels`[row][k] = `a`[row][k] as bytes: in every block of `block` the largest is ±127. Zeros up to whole blocks.
+
+    `scales` has (scale, sum of the levels) of every block, row by row. `levels` may be wider than bytes.
+    """
+
+    a: Operand
+    rows: Expr
+    depth: Expr
+    block: int
+    levels: Operand
+    scales: Operand
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def made(self) -> tuple[Operand, Operand]:
+        """What is written."""
+        return self.levels, self.scales
+
+
+@dataclass(frozen=True, slots=True)
+class ByteStream:
+    """c[rows × columns] (+)= Σ_g factor · scale_a · (Σ_p levels_a · levels_b + rest · Σ_p levels_a), g over `groups`.
+
+    Sums over a group are of integers; `levels` and `scales` are what `RoundRows` made of a. Levels of b have `bits`
+    bits; those of a group lie from `offset` of `b` on, in fours of bytes, consecutive rows in a byte. `offset`,
+    `factor` and `rest` (None for 1 and 0) are over `panel`, `group` and, the latter two, `lane`.
+    """
+
+    levels: Operand
+    scales: Operand
+    c: Operand
+    rows: Expr
+    columns: Expr
+    groups: Expr
+    block: int
+    b: Memory
+    offset: Expr
+    bits: int
+    factor: Expr | None
+    rest: Expr | None
+    panel: Var
+    lane: Var
+    group: Var
     clear: bool
     span: Span | None = field(default=None, compare=False, repr=False)
 
@@ -238,6 +290,8 @@ LoopStmt = (
     | Mma
     | Stream
     | Blocks
+    | RoundRows
+    | ByteStream
     | PackTransposed
     | Once
     | Touch

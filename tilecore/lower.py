@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, Slot, live_var, panel_size, row_stride, slot_size
 from tilecore.ahead import touch_ahead
+from tilecore.byte_streams import in_bytes
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import (
     Const,
@@ -62,8 +63,10 @@ from tilecore.loops import (
     PackTransposed,
     Put,
     Repeat,
+    RoundRows,
     Say,
     VectorLoop,
+    loop_statements,
 )
 from tilecore.operands import affine_operand, as_stored, index_of, operands_in_place, source_index
 from tilecore.rows import is_row_wise, lower_rows, put_of
@@ -122,7 +125,8 @@ def lower(plan: Plan) -> LoopProgram:
     addresses = replace(addresses, slots=slots)
     lowering = Lowering(plan, addresses, in_place, kept, computed_operands(plan, addresses, in_place))
     body = tuple(_body(program.body, lowering))
-    memories = (*tensors.values(), *(slot.memory for slot in slots.values()))
+    rounded = (part.memory for stmt in loop_statements(body) if isinstance(stmt, RoundRows) for part in stmt.made)
+    memories = (*tensors.values(), *(slot.memory for slot in slots.values()), *dict.fromkeys(rounded))
     return touch_ahead(LoopProgram(program.name, program.grid, memories, body, plan.register_tile))
 
 
@@ -173,7 +177,7 @@ def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
                 tuple(_body(stmt.otherwise, lowering)),
             )
         case Gemm() if stmt.b.name in lowering.computed:
-            yield _few_or_many(stmt, lowering.computed[stmt.b.name], lowering)
+            yield from _few_or_many(stmt, lowering.computed[stmt.b.name], lowering)
         case Gemm():
             yield _product(stmt, lowering)
         case Copy():
@@ -280,17 +284,29 @@ def _steps(loop: For, start: Expr, stop: Expr, lowering: Lowering) -> Iterator[L
     products = {stmt: _product(stmt, lowering) for stmt in loop.body if isinstance(stmt, Gemm)}
     streams = whole_depth(loop, products, lowering.computed, lowering.plan, lowering.addresses)
     if streams:
+        licences = [stmt.byte_block for stmt in loop.body if isinstance(stmt, Gemm)]
+        rounded = in_bytes(streams, licences)
+        if rounded:
+            yield from rounded
+            return
         lowering = replace(lowering, computed={})
     body = Loop(loop.var, start, stop, tuple(_body(loop.body, lowering)), 1, loop.span)
     yield Branch(binary("le", streams[0].rows, const(FEW_ROWS)), streams, (body,)) if streams else body
 
 
-def _few_or_many(gemm: Gemm, computed: Computed, lowering: Lowering) -> Branch:
-    """Few rows use elements of b as they compute them; for more, b is computed into memory first."""
+def _few_or_many(gemm: Gemm, computed: Computed, lowering: Lowering) -> Iterator[LoopStmt]:
+    """Few rows use elements of b as they compute them; for more, b is computed into memory first.
+
+    Where the left operand may be rounded to bytes, any number of rows uses the levels that b is made of.
+    """
     product = _product(gemm, lowering)
     few = binary("le", product.rows, const(FEW_ROWS))
-    stream = computed.stream(product)
-    return Branch(few, (stream,), (*_filled_copy(computed.copy, lowering), product))
+    stream = computed.stream(product, gemm)
+    rounded = in_bytes((stream,), (gemm.byte_block,))
+    if rounded:
+        yield from rounded
+    else:
+        yield Branch(few, (stream,), (*_filled_copy(computed.copy, lowering), product))
 
 
 def _operand(buffer: Buffer, lowering: Lowering, *, swapped: bool) -> Operand:

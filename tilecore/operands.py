@@ -17,7 +17,7 @@ from tilecore.infer import Plan
 from tilecore.ir import Buffer, Copy, Gemm, Tile
 from tilecore.loops import Memory, Operand
 
-PAIR = (const(PANEL), const(2))
+GROUPS = {DType.BF16: 2, DType.I8: 4, DType.U8: 4}  # rows of panels that lie side by side, by the type in memory
 IN_PANELS = {  # types in memory that a product can read panels of, by the type of the tile
     DType.F32: (DType.F32, DType.F16, DType.BF16),
     DType.I16: (DType.I16, DType.I8, DType.U8),
@@ -63,8 +63,9 @@ def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Add
         operand = affine_operand(load, row, column) if load else None
         aligned = buffer.dtype is DType.F32 or (operand is not None and operand.column == const(1))
         return operand if aligned else None  # levels of integers are read two at a time
-    if in_pairs_of_rows(view):
-        return _pairs_in_place(copy, view, extents, layout.column, addresses)
+    group = group_of_rows(view)
+    if group > 1:
+        return _groups_in_place(copy, view, extents, layout.column, addresses, group)
     depth = live_var("depth", extents[1 - layout.column])
     panel = live_var("panel", (extents[layout.column] + (PANEL - 1)) // PANEL)
     lane = live_var("lane", const(PANEL))
@@ -83,26 +84,30 @@ def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Add
     return operand if operand and operand.column == const(PANEL) else None
 
 
-def in_pairs_of_rows(view: View) -> bool:
-    """Whether the view is bytes or bf16 of panels that lie in pairs of rows (`contract/panel.py`)."""
+def group_of_rows(view: View) -> int:
+    """How many rows lie side by side where the view is bytes or bf16 of panels (`contract/panel.py`), else 1."""
     stored = as_stored(view).value
-    kinds = (DType.I8, DType.U8, DType.BF16)
-    return isinstance(stored, Load) and stored.dtype in kinds and stored.source.shape[2:] == PAIR
+    group = GROUPS.get(stored.dtype, 1)
+    grouped = isinstance(stored, Load) and stored.source.shape[2:] == (const(PANEL), const(group))
+    return group if grouped else 1
 
 
-def _pairs_in_place(copy: Copy, view: View, extents: list[Expr], column: int, addresses: Addresses) -> Operand | None:
-    """Panels in pairs: `row` is from panel to panel, `column` from row to row on average."""
-    pair, half = live_var("pair", (extents[1 - column] + 1) // 2), live_var("half", const(2))
+def _groups_in_place(
+    copy: Copy, view: View, extents: list[Expr], column: int, addresses: Addresses, group: int
+) -> Operand | None:
+    """Panels in groups of rows: `row` is from panel to panel, `column` from row to row on average."""
+    several = live_var("several", (extents[1 - column] + (group - 1)) // group)
+    each = live_var("each", const(group))
     panel = live_var("panel", (extents[column] + (PANEL - 1)) // PANEL)
     lane = live_var("lane", const(PANEL))
-    position, depth = panel * PANEL + lane, pair * 2 + half
+    position, depth = panel * PANEL + lane, several * group + each
     load = addresses.unguarded(
         as_stored(view), source_index(copy, (position, depth) if column == 0 else (depth, position))
     )
     if load is None:
         return None
     rest: Expr | None = load.index[0]
-    for var, step in ((lane, 2), (half, 1), (pair, 2 * PANEL)):
+    for var, step in ((lane, group), (each, 1), (several, group * PANEL)):
         if rest is None:
             return None
         across, rest = split_affine(rest, var)

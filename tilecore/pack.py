@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Source, binary, cast, const, loads, select, substitute
-from tilecore.contract.panel import PANEL, Rows, in_pairs, packed_level, rows_of, stored_rows
+from tilecore.contract.panel import PANEL, Rows, group_of, packed_level, rows_of, stored_rows
 from tilecore.contract.spec import ContractionSpec, Spec, Tensor, View
 
 
@@ -27,8 +27,9 @@ def pack_constants(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
             rows = places.get((number, load))
             if rows is None:
                 continue
-            panels = _panels(load, rows, pairs=in_pairs(right))
-            value = substitute(value, {load: _element(load, panels, rows, right)})
+            group = group_of(load, right, spec.byte_block)
+            panels = _panels(load, rows, group)
+            value = substitute(value, {load: _element(load, panels, rows, right, group)})
             position = names.index(load.source.name)
             inputs[position] = panels
             positions.add(position)
@@ -41,7 +42,7 @@ def _packable(spec: ContractionSpec) -> Mapping[tuple[int, Load], Rows]:
     """By product and load, how constants are read that can be panels: for all their readers in the same way."""
     programs = [spec.a.value, *(result.value for result in spec.outputs)]
     other = {load.source for program in programs for load in loads(program)}
-    forms: dict[Source, list[tuple[Rows, bool] | None]] = {}
+    forms: dict[Source, list[tuple[Rows, int] | None]] = {}
     found: dict[tuple[int, Load], Rows] = {}
     for number, product in enumerate(spec.products):
         for load in loads(product.b.value):
@@ -49,26 +50,27 @@ def _packable(spec: ContractionSpec) -> Mapping[tuple[int, Load], Rows]:
             if rows is None or load.source in other or (rows.count == 1 and load.dtype.bits >= 8):
                 forms.setdefault(load.source, []).append(None)
                 continue
-            forms.setdefault(load.source, []).append((replace(rows, at=const(0), start=0), in_pairs(product.b)))
+            group = group_of(load, product.b, spec.byte_block)
+            forms.setdefault(load.source, []).append((replace(rows, at=const(0), start=0), group))
             found[number, load] = rows
     same = {source for source, seen in forms.items() if None not in seen and len(set(seen)) == 1}
     return {key: rows for key, rows in found.items() if key[1].source in same}
 
 
-def _panels(load: Load, rows: Rows, *, pairs: bool) -> Tensor:
+def _panels(load: Load, rows: Rows, group: int) -> Tensor:
     """The tensor of panels that a constant becomes."""
     bits, count = load.dtype.bits, const(-(-rows.columns // PANEL))
-    depth = (const(-(-rows.count // 2)),) if pairs else (const(stored_rows(rows.count, bits)),)
-    shape = (count, *depth, const(PANEL), const(2)) if pairs else (count, *depth, const(PANEL))
+    depth = const(-(-stored_rows(rows.count, bits) // group))
+    shape = (count, depth, const(PANEL)) if group == 1 else (count, depth, const(PANEL), const(group))
     return Tensor(load.source.name, load.dtype if bits >= 8 else DType.U8, shape, True)
 
 
-def _element(load: Load, panels: Tensor, rows: Rows, view: View) -> Expr:
+def _element(load: Load, panels: Tensor, rows: Rows, view: View, group: int) -> Expr:
     """What `load` reads, from panels: the element itself, or its bits of a byte."""
-    bits, (_, k, n) = load.dtype.bits, view.axes
+    bits, n = load.dtype.bits, view.axes[2]
     panel = n // PANEL + rows.start // PANEL
-    if in_pairs(view):
-        return Load(panels, (panel, k // 2, n % PANEL, k % 2))
+    if group > 1:
+        return Load(panels, (panel, rows.at // group, n % PANEL, rows.at % group))
     if bits >= 8:
         return Load(panels, (panel, rows.at, n % PANEL))
     level = packed_level(Load(panels, (panel, rows.at // (8 // bits), n % PANEL)), rows.at, bits)

@@ -65,7 +65,8 @@ def _statement(stmt: Stmt) -> Iterator[str]:
         case Gemm():
             a = stmt.a.name + ("ᵀ" if stmt.transpose_a else "")
             b = stmt.b.name + ("ᵀ" if stmt.transpose_b else "")
-            yield f"gemm {stmt.c.name} {'=' if stmt.clear else '+='} {a} · {b}"
+            licence = f", {stmt.a.name} in bytes by {stmt.byte_block}" if stmt.byte_block else ""
+            yield f"gemm {stmt.c.name} {'=' if stmt.clear else '+='} {a} · {b}{licence}"
         case Reduce():
             join = "=" if stmt.clear else "with="
             yield f"reduce {stmt.dst.name} {join} {stmt.kind}({stmt.src.name}, axis={stmt.axis})"

@@ -19,7 +19,7 @@ from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, Tensor, extent_of
 from tilecore.emit_expr import operation_count
 from tilecore.emit_host import symbol_order
-from tilecore.engine import Engine, engine_for
+from tilecore.engine import BYTES_LANES, Engine, engine_for
 from tilecore.library.schedule import splits
 from tilecore.profile import HardwareProfile
 from tilecore.target import BLOCK, Target
@@ -32,6 +32,7 @@ ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online soft
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
 PAGE, PAGES, PAGE_CYCLES = 4096, 64, 25.0  # bytes; pages that a core has at hand, and cycles of getting another one
+ROUND_OPERATIONS = 8  # per vector of a left operand that is rounded to bytes
 CHUNKS_PER_CORE, INLINE_NANOSECONDS, CHUNK_NANOSECONDS = 16, 10_000, 2_500  # of `tile_chunks.h`
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 
@@ -154,9 +155,13 @@ def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
                 yield {"block_m": block_m, "block_n": block_n}
         case ContractionSpec():
             depth = machine.size(spec.a.shape[2])
-            depths = sorted({_depth_block(depth, block) for block in (384, 768, 1536, 4096)})
-            widths = (32, 64, 128, 256) if _is_stored(spec.a.value) else (32, 64, 128, 256, 512, 768)
+            step = max(spec.byte_block, PANEL)
+            depths = sorted({_depth_block(depth, block, step) for block in (384, 768, 1536, 4096)})
+            narrow = _is_stored(spec.a.value) and not spec.byte_block  # else what is made of a serves more columns
+            widths = (32, 64, 128, 256) if narrow else (32, 64, 128, 256, 512, 768)
             rows = (24, 48, 96, 192)
+            if spec.acc.dtype is DType.I32 and machine.target.lanes == BYTES_LANES:
+                rows = (64, 128, 192)  # sums of columns are taken once for all rows
             if _engine(spec.a.value, machine).rows == BLOCK:
                 rows, widths, depths = (32, 64, 128, 256), (*widths, 1536), depths[-1:]
             for block_m, block_n, block_k in product(rows, widths, depths):
@@ -202,8 +207,10 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     fetch = count * sizes.b * n * depth / machine.rate(sizes.b * columns * depth * count)
     fetch += sizes.a * m * depth / machine.rate(operands)
     made = 0.0 if _is_stored(spec.a.value) else m * depth * (operation_count(spec.a.value) + MAKE_OPERATIONS)
+    made += m * depth * ROUND_OPERATIONS if spec.byte_block else 0.0
     for part in spec.products:  # once while the rows move
-        whole = 0 if _is_stored(part.b.value) else operation_count(part.b.value) + MAKE_OPERATIONS
+        read = spec.byte_block or _is_stored(part.b.value)
+        whole = 0 if read else operation_count(part.b.value) + MAKE_OPERATIONS
         made += n * depth * whole / max(-(-rows // config["block_m"]), 1)
     finish, busy = m * n * epilogue / machine.target.lanes, _overlap(compute, fetch)
     beside = sizes.engine.beside and steps == 1
@@ -217,7 +224,9 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
         rejected = (
             f"an accumulator of {4 * m * n * count >> 10} KiB leaves no room in an L2 of {machine.profile.l2 >> 10} KiB"
         )
-    elif 4 * n * k > machine.profile.l2 // 2 and any(_unpacks(part.b.value) for part in spec.products):
+    elif (
+        4 * n * k > machine.profile.l2 // 2 and not spec.byte_block and any(_unpacks(p.b.value) for p in spec.products)
+    ):
         rejected = f"unpacked weights of {4 * n * k >> 10} KiB do not stay in an L2 of {machine.profile.l2 >> 10} KiB"
     cycles = machine.spread(tasks, per_task)
     return Candidate(config, cycles / max(own, 1.0), why, rejected, cycles)
@@ -230,11 +239,11 @@ def _page_misses(rows: int, n: int, columns: int) -> float:
     return rows * -(-n // BLOCK) * apart * PAGE_CYCLES if rows * apart > PAGES else 0.0
 
 
-def _depth_block(depth: int, limit: int) -> int:
-    """The largest step of at most `limit` that divides the depth into equal steps without a tail, else `limit`."""
+def _depth_block(depth: int, limit: int, unit: int) -> int:
+    """The largest step of at most `limit`, in units, that divides the depth without a tail, else `limit`."""
     if depth <= limit:
         return max(1, depth)
-    even = (step for step in range(limit - limit % PANEL, limit // 2, -PANEL) if depth % step == 0)
+    even = (step for step in range(limit - limit % unit, limit // 2, -unit) if depth % step == 0)
     return next(even, limit)
 
 
@@ -245,6 +254,8 @@ def _engine(value: Expr, machine: Machine) -> Engine:
 
 def _sizes(spec: ContractionSpec, machine: Machine) -> Sizes:
     """Constants that are read in place keep their own size, all else is as wide as the engine takes it."""
+    if spec.byte_block:
+        return Sizes(1, 1, engine_for(DType.I8, machine.profile, machine.target))
     engine = engine_for(DType.I16 if spec.acc.dtype is DType.I32 else spec.a.dtype, machine.profile, machine.target)
     stored = [_without_casts(part.b.value) for part in spec.products]
     right = max(value.dtype.row.bytes if isinstance(value, Load) else engine.bytes for value in stored)

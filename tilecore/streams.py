@@ -19,6 +19,7 @@ from tilecore.ir import Buffer, Copy, For, Gemm
 from tilecore.loops import Mma, Operand, Stream
 
 FEW_ROWS = 8  # up to so many, computing elements again for every four rows beats writing them to memory
+GROUP = 4  # rows of bytes that may lie side by side in panels (`panel.group_of`)
 GROUPS = (256, 128, 64, 32, 16)  # rows that may share a factor, the most first
 
 
@@ -32,13 +33,14 @@ class Computed:
     lane: Var
     depth: Var
 
-    def stream(self, product: Mma) -> Stream:
-        """The statement that does the work of `product` without the copy."""
+    def stream(self, product: Mma, gemm: Gemm, most_depth: Expr | None = None) -> Stream:
+        """The statement that does the work of `product`, which is `gemm`, without the copy."""
         group, position = Var("group", extent=product.depth), Var("position", extent=product.depth)
         value, factor, size = _factored(self.value, self.depth, group, position)
+        most = (gemm.c.shape[0], gemm.a.shape[1] if most_depth is None else most_depth)
         return Stream(
             product.a, product.c, product.rows, product.columns, product.depth, value, factor, size,
-            self.panel, self.lane, group, position, product.clear, product.span,
+            self.panel, self.lane, group, position, product.clear, most, product.span,
         )  # fmt: skip
 
 
@@ -96,7 +98,8 @@ def whole_depth(
         whole = _computed(copy, gemm.b, plan, addresses, depth)
         if whole is None:
             return ()
-        streams.append(whole.stream(replace(product, a=replace(product.a, offset=start), depth=depth)))
+        product = replace(product, a=replace(product.a, offset=start), depth=depth)
+        streams.append(whole.stream(product, gemm, depth))
     return tuple(streams)
 
 
@@ -121,13 +124,13 @@ def _computed(
         return None  # lanes past the last column would be read outside of the tensor
     value = addresses.resolve(Load(view, tuple(index)))
     steps = [split_affine(load.index[0], lane) for load in loads(value)]
-    if any(rest is None or step not in (const(0), const(1)) for step, rest in steps):
-        return None  # neighbours in a row of b are not neighbours in memory
+    if any(rest is None or step not in (const(0), const(1), const(GROUP)) for step, rest in steps):
+        return None  # neighbours in a row of b are not neighbours in memory, nor groups of rows
     return Computed(copy, value, panel, lane, depth)
 
 
 def _in_panels(load: Load) -> bool:
-    return isinstance(load.source, Tensor) and load.source.constant and load.source.shape[2:] == (const(PANEL),)
+    return isinstance(load.source, Tensor) and load.source.constant and load.source.shape[2:3] == (const(PANEL),)
 
 
 def _factored(value: Expr, depth: Var, group: Var, position: Var) -> tuple[Expr, Expr | None, int | None]:

@@ -170,16 +170,17 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     stored = [product.b for product in spec.products if _stored(product.b)]
     weights = sum(_bytes(source, machine) for view in stored for source in _sources(view))
     copied = depth * columns * (count - len(stored))
-    unpacked = 0 if integer else depth * columns * sum(_computed(view) for view in stored)
+    unpacked = 0 if integer or spec.byte_block else depth * columns * sum(_computed(view) for view in stored)
     streamed = batch * unpacked * -(-rows // max(ROWS)) if rows <= FEW_ROWS else 0
     left = 0 if isinstance(spec.a.value, Load) and _follows(spec.a.value.index, spec.a.axes[2]) else rows * depth
     epilogue = sum(operation_count(result.value) + 1 for result in spec.outputs)
     scattered = sum(not _follows(result.place.index, result.place.axes[2]) for result in spec.outputs)
     products = batch * rows * width * depth * count / _rate(spec.a.dtype, machine) / clock
     calls = batch * -(-rows // tile.rows) * -(-width // tile.columns(lanes)) * count
+    kind = "levels" if integer else "bytes" if spec.byte_block else "products"
     return {
         "contraction call": MICROSECOND,
-        "contraction levels" if integer else "contraction products": products,
+        f"contraction {kind}": products,
         "contraction tiles": calls * -(-depth // config["block_k"]) / clock,
         "contraction tasks": batch * tiles * -(-columns // config["block_n"]) / clock,
         "contraction copies": batch * copied / lanes / clock,

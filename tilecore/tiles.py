@@ -155,18 +155,22 @@ def copy(src: Any, dst: Any, **hints: Any) -> None:
 
 def gemm(
     a: Handle, b: Handle, c: Handle, transpose_A: Flag = False, transpose_B: Flag = False, policy: Any = None,
-    clear_accum: Flag = False, *, clear: Flag = False, register_tile: tuple[int, int] | None = None, **hints: Any,
+    clear_accum: Flag = False, *, clear: Flag = False, register_tile: tuple[int, int] | None = None,
+    byte_block: int = 0, **hints: Any,
 ) -> None:  # fmt: skip
     """`c` += `a` · `b`; `clear` (or `clear_accum`) overwrites `c`.
 
-    `register_tile` = (rows, vectors) of accumulators is what a CPU keeps in registers; it is chosen otherwise. `policy`
+    `register_tile` = (rows, vectors) of accumulators is what a CPU keeps in registers; it is chosen otherwise.
+    `byte_block` permits to round `a` to bytes, with one scale for every so many steps of the depth. `policy`
     and `hints` (`k_pack`, `wg_wait`, …) are for GPUs.
     """
     left, right, total = _buffer(a, "T.gemm"), _buffer(b, "T.gemm"), _target(c, "T.gemm")
     span, tracer = user_span(), current("T.gemm")
     if register_tile is not None:
         tracer.annotations.append(ir.Annotation("register_tile", total.name, register_tile, span))
-    tracer.emit(ir.Gemm(left, right, total, transpose_A, transpose_B, clear or clear_accum, span), writes=total)
+    tracer.emit(
+        ir.Gemm(left, right, total, transpose_A, transpose_B, clear or clear_accum, byte_block, span), writes=total
+    )
 
 
 class GemmWarpPolicy(enum.Enum):

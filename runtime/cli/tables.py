@@ -40,6 +40,9 @@ def print_report(console: Console, report: Report) -> None:
         for (kind, label, nodes, op), times in counted.items():
             table.add_row(str(times), kind, escape(label), str(nodes), op)
         console.print(table)
+    rounded = sum(region.byte_block > 0 for region in report.regions)
+    if rounded:
+        console.print(f"{rounded} regions may round activations to bytes: accuracy_level=4 of their nodes permits it")
     print_coverage(console, report)
     print_misses(console, report)
     for fault in report.faults:
@@ -101,7 +104,7 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     console.print(table)
     for cost in verdict.costs:
         console.print(
-            f"bfloat16 operands cost {cost.name}: {cost.drift:.2e} of its root mean square, cosine {cost.cosine:.6f}",
+            f"rounded operands cost {cost.name}: {cost.drift:.2e} of its root mean square, cosine {cost.cosine:.6f}",
             markup=False,
             highlight=False,
         )

@@ -1,4 +1,4 @@
-/* FusedGolden_01b4fb8565af: matmul for x86-64-v3 */
+/* FusedGolden_0078e68768f9: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -44,7 +44,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
         const int64_t t20 = 0 * 1024;
         const int64_t t21 = n_4 * 3072;
         const int64_t t22 = t20 + t21;
-        tile_product_x86_64_v3(input0 + t19, 64, 1, input1 + t22, 1024, s_c + 0, 48, t8, 48, 64, 1); // matmul.py:36
+        tile_product_x86_64_v3(input0 + t19, 64, 1, input1 + t22, 1024, s_c + 0, 48, t8, 48, 64, 1); // matmul.py:40
         const int64_t t34 = t11 + t13;
         for (int64_t row_23 = 0; row_23 < t8; row_23 += 1) {
             int64_t j24 = 0;
@@ -59,7 +59,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const f32v v31 = erf_f32(v30);
                 const f32v v32 = splat_f32(0x1.0000000000000p+0f) + v31;
                 const f32v v33 = v29 * v32;
-                store_f32(output0 + t35 + j24, v33); // matmul.py:43
+                store_f32(output0 + t35 + j24, v33); // matmul.py:47
             }
         }
     }
@@ -110,7 +110,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_01b4fb8565af_x86_64_v3 = {
-    "FusedGolden_01b4fb8565af", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_0078e68768f9_x86_64_v3 = {
+    "FusedGolden_0078e68768f9", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -3,6 +3,7 @@
 The oracle is numpy in 64-bit integers, so that it shares nothing with the compiler's own idea of a contraction.
 """
 
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from tilecore.compile import compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, unary
-from tilecore.contract.panel import pack, pack_pairs
+from tilecore.contract.panel import pack, pack_groups
 from tilecore.contract.spec import ContractionSpec, Place, Result, Tensor, View
 from tilecore.profile import detect_profile
+from tilecore.target import Target, targets_for
 from tilecore.toolchain import Toolchain, find_toolchain
 
 pytestmark = pytest.mark.cpu
@@ -35,8 +37,11 @@ def level(value: Expr, zero: Expr | None) -> Expr:
     return wide if zero is None else wide - cast(zero, DType.I16)
 
 
-def integer_spec(kinds: tuple[str, str], depth: int, columns: int, *, zeros: bool, constant: bool) -> ContractionSpec:
-    """sums[m, n] = Σ_k (a[m, k] − za) · (b[k, n] − zb[n]), also requantised to a byte with a scale of 1/64."""
+def integer_spec(kinds: tuple[str, str], depth: int, columns: int, *, zeros: str, constant: bool) -> ContractionSpec:
+    """sums[m, n] = Σ_k (a[m, k] − za) · (b[k, n] − zb[n]), also requantised to a byte with a scale of 1/64.
+
+    `zeros`: "" for none, "left" for za alone, "both".
+    """
     rows = Sym("M")
     a = tensor("a", rows, depth, dtype=BYTES[kinds[0]])
     b = Tensor("b", BYTES[kinds[1]], (const(depth), const(columns)), constant)
@@ -50,9 +55,9 @@ def integer_spec(kinds: tuple[str, str], depth: int, columns: int, *, zeros: boo
         Result(Place(tensor("bytes", rows, columns, dtype=DType.U8), (g, m, n), (m, n)), byte),
     )
     return ContractionSpec(
-        (a, b, za, zb) if zeros else (a, b),
+        (a, b, za, zb)[: {"": 2, "left": 3, "both": 4}[zeros]],
         View("a", (g, m, k), level(Load(a, (m, k)), Load(za, (const(0),)) if zeros else None)),
-        View("b", (g, k, n), level(Load(b, (k, n)), Load(zb, (n,)) if zeros else None)),
+        View("b", (g, k, n), level(Load(b, (k, n)), Load(zb, (n,)) if zeros == "both" else None)),
         acc,
         outputs,
     )
@@ -70,13 +75,13 @@ def extremes(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.
 @pytest.mark.parametrize("kinds", [("u8", "i8"), ("i8", "i8"), ("u8", "u8"), ("i8", "u8")])
 @pytest.mark.parametrize(
     ("zeros", "constant", "depth", "columns"),
-    [(False, True, 37, 50), (True, True, 64, 40), (False, False, 21, 16), (True, False, 1, 35)],
+    [("", True, 37, 50), ("left", True, 99, 80), ("both", True, 64, 40), ("", False, 21, 16), ("both", False, 1, 35)],
 )
 def test_sums_of_bytes_are_exact(
-    kinds: tuple[str, str], zeros: bool, constant: bool, depth: int, columns: int, toolchain: Toolchain
+    kinds: tuple[str, str], zeros: str, constant: bool, depth: int, columns: int, toolchain: Toolchain
 ) -> None:
     spec = integer_spec(kinds, depth, columns, zeros=zeros, constant=constant)
-    config = {"block_m": 7, "block_n": 32, "block_k": min(depth, 23)}
+    config = {"block_m": 7, "block_n": 32, "block_k": {"left": 96}.get(zeros, min(depth, 23))}
     kernel = compile_spec(spec, label="Test", profile=PROFILE, targets=(PROFILE.target,), config=config)
     compiled = load_kernel(kernel, PROFILE.target, toolchain)
     rng = np.random.default_rng(depth)
@@ -88,11 +93,11 @@ def test_sums_of_bytes_are_exact(
             "zb": extremes(rng, (columns,), kinds[1]),
         }
         left = arrays["a"].astype(np.int64) - (arrays["za"].astype(np.int64) if zeros else 0)
-        right = arrays["b"].astype(np.int64) - (arrays["zb"].astype(np.int64) if zeros else 0)
+        right = arrays["b"].astype(np.int64) - (arrays["zb"].astype(np.int64) if zeros == "both" else 0)
         given = [arrays[t.name] for t in spec.inputs]
         if constant:
             assert kernel.packed == (1,)
-            given[1] = pack(arrays["b"]) if zeros else pack_pairs(arrays["b"])
+            given[1] = pack(arrays["b"]) if zeros == "both" else pack_groups(arrays["b"], 4)
         sums, bytes_ = compiled(*given)
         np.testing.assert_array_equal(sums, left @ right)
         expected = np.clip(np.rint((left @ right).astype(np.float32) * np.float32(1 / 64)) + 3, 0, 255)
@@ -101,8 +106,46 @@ def test_sums_of_bytes_are_exact(
         np.testing.assert_array_equal(sums, wanted["sums"])
 
 
+TARGETS_HERE = [t for t in targets_for(platform.machine()) if not t.base and t.lanes <= PROFILE.target.lanes]
+
+
+@pytest.mark.parametrize("target", TARGETS_HERE, ids=lambda target: target.name)
+@pytest.mark.parametrize("kinds", [("u8", "i8"), ("i8", "u8")])
+def test_large_sums_of_bytes_are_exact(kinds: tuple[str, str], target: Target, toolchain: Toolchain) -> None:
+    """Where the processor multiplies bytes, or tiles of them: whole tiles and tails in every direction."""
+    spec = integer_spec(kinds, 200, 104, zeros="left", constant=True)
+    config = {"block_m": 48, "block_n": 112, "block_k": 200}
+    kernel = compile_spec(spec, label="Test", profile=PROFILE, targets=(target,), config=config)
+    compiled = load_kernel(kernel, target, toolchain)
+    rng = np.random.default_rng(5)
+    for rows in (3, 9, 32, 91):
+        a, b, za = (
+            extremes(rng, shape, kind)
+            for shape, kind in (((rows, 200), kinds[0]), ((200, 104), kinds[1]), ((1,), kinds[0]))
+        )
+        sums, _ = compiled(a, pack_groups(b, 4), za)
+        np.testing.assert_array_equal(sums, (a.astype(np.int64) - za.astype(np.int64)) @ b.astype(np.int64))
+
+
+def test_levels_of_more_than_a_byte_are_exact_too(toolchain: Toolchain) -> None:
+    """A row that no byte and one zero point make, so that nothing can multiply it as bytes."""
+    left = tensor("a", Sym("M"), 70, dtype=DType.I16)
+    right = Tensor("b", DType.I8, (const(70), const(32)), True)
+    g, m, k, n = axis("g", 1), axis("m", Sym("M")), axis("k", 70), axis("n", 32)
+    acc = Var("acc", DType.I32)
+    views = View("a", (g, m, k), Load(left, (m, k))), View("b", (g, k, n), cast(Load(right, (k, n)), DType.I16))
+    place = Place(tensor("sums", Sym("M"), 32, dtype=DType.I32), (g, m, n), (m, n))
+    spec = ContractionSpec((left, right), *views, acc, (Result(place, acc),))
+    kernel = compile_spec(spec, label="Test", profile=PROFILE, targets=(PROFILE.target,))
+    rng = np.random.default_rng(6)
+    a, b = rng.integers(-3000, 3000, (40, 70)).astype(np.int16), extremes(rng, (70, 32), "i8")
+    a[:20] %= 200  # some rows are bytes
+    (sums,) = load_kernel(kernel, PROFILE.target, toolchain)(a, pack_groups(b, 4))
+    np.testing.assert_array_equal(sums, a.astype(np.int64) @ b.astype(np.int64))
+
+
 def test_bytes_themselves_are_widened(toolchain: Toolchain) -> None:
-    spec = integer_spec(("i8", "i8"), 8, 16, zeros=False, constant=False)
+    spec = integer_spec(("i8", "i8"), 8, 16, zeros="", constant=False)
     a, b = spec.inputs
     g, m, k = spec.a.axes
     n = spec.b.axes[2]

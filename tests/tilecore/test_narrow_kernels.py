@@ -13,7 +13,7 @@ from tilecore.compile import HEADERS, Kernel, compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, const, select, unary
 from tilecore.contract.narrow import narrowed
-from tilecore.contract.panel import pack_pairs
+from tilecore.contract.panel import pack_groups
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Spec, Tensor, View, check
 from tilecore.profile import detect_profile, detect_targets
 from tilecore.target import Target, target_named, targets_for
@@ -81,7 +81,7 @@ def test_contractions(
     rng = np.random.default_rng(depth)
     a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, depth), (depth, columns)))
     bias = rng.standard_normal(columns).astype(np.float32)
-    given = pack_pairs(b.astype(ml_dtypes.bfloat16)) if constant else b.T.copy() if transposed else b
+    given = pack_groups(b.astype(ml_dtypes.bfloat16), 2) if constant else b.T.copy() if transposed else b
     assert kernel.packed == ((1,) if constant else ())
     (got,) = load_kernel(kernel, target, toolchain)(a, given, bias)
     product = rounded(a * np.float32(3.0) if layout == "given" else a) @ rounded(b)

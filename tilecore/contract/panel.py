@@ -4,9 +4,9 @@
 that one packed weight serves every variant in a library. Where elements have fewer than 8 bits, a byte of a panel holds
 those of consecutive rows, the first in the low bits.
 
-Bytes that a product of integers reads in place, and bf16 that a product of bf16 reads, lie in pairs of rows instead,
-which is what their instructions multiply:
-`packed[p, k // 2, j, k % 2] = B[k, p * PANEL + j]`, rows past k are zero.
+What instructions multiply in groups of g rows lies in such groups instead (`group_of`): bf16 in pairs, bytes of sums of
+integers in fours, and so do stored bytes of levels that meet activations in bytes:
+`packed[p, k // g, j, k % g] = B[k, p * PANEL + j]`, rows past k are zero.
 """
 
 from dataclasses import dataclass
@@ -128,26 +128,32 @@ def join_bits(matrix: np.ndarray, bits: int) -> np.ndarray:
     return sum((whole[place::each] << (bits * place) for place in range(1, each)), start=whole[::each])
 
 
-def in_pairs(view: View) -> bool:
-    """Whether a right operand is bytes of a constant for integer sums, or bf16 as they are: panels in pairs of rows."""
+def group_of(load: Load, view: View, byte_block: int = 0) -> int:
+    """Rows that lie side by side in the panels that `load` of a right operand becomes; 1 in plain ones.
+
+    `byte_block` is the contraction's licence: with one, bytes of levels (not of the few zero points) lie in fours.
+    """
+    rows, depth = rows_of(load, view), view.shape[1]
+    if rows is None or rows.count == 1 or not isinstance(depth, Const):
+        return 1
     match view.value:
-        case Load(dtype=DType.BF16) as load:
-            rows = rows_of(load, view)
-            return rows is not None and rows.count > 1 and rows.at == view.axes[1]
-        case Op(name="cast", args=(Load() as load,), dtype=DType.I16) if load.dtype in (DType.I8, DType.U8):
-            rows = rows_of(load, view)
-            return rows is not None and rows.count > 1 and rows.at == view.axes[1]
+        case Load(dtype=DType.BF16) if rows.at == view.axes[1]:
+            return 2
+        case Op(name="cast", args=(stored,), dtype=DType.I16) if stored == load and load.dtype in (DType.I8, DType.U8):
+            return 4 if rows.at == view.axes[1] else 1
         case _:
-            return False
+            return 4 if byte_block and load.dtype is DType.U8 and rows.count * 2 >= depth.value else 1
 
 
-def pack_pairs(matrix: np.ndarray) -> np.ndarray:
-    """B[k, n] → panels [ceil(n / PANEL), ceil(k / 2), PANEL, 2], same dtype, contiguous."""
+def pack_groups(matrix: np.ndarray, group: int) -> np.ndarray:
+    """B[k, n] → panels [ceil(n / PANEL), ceil(k / group), PANEL, group], same dtype, contiguous; `pack` for 1."""
+    if group == 1:
+        return pack(matrix)
     rows, columns = matrix.shape
-    padded = np.zeros((rows + rows % 2, columns), matrix.dtype)
+    padded = np.zeros((-(-rows // group) * group, columns), matrix.dtype)
     padded[:rows] = matrix
     panels = pack(padded)
-    return np.ascontiguousarray(panels.reshape(len(panels), -1, 2, PANEL).transpose(0, 1, 3, 2))
+    return np.ascontiguousarray(panels.reshape(len(panels), -1, group, PANEL).transpose(0, 1, 3, 2))
 
 
 def pack(matrix: np.ndarray) -> np.ndarray:

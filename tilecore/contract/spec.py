@@ -147,6 +147,9 @@ class ContractionSpec:
     in an i32 `acc`, exactly modulo 2^32.
 
     `siblings` are more products of the same A, over the same axes: programs may use any of their placeholders.
+
+    `byte_block`, if not 0, is a licence: kernels may round A, f32, to bytes with one scale for every `byte_block` steps
+    of k, of which the largest becomes ±127 (`narrow.rounded_to_bytes`). What they compute is then right within that.
     """
 
     inputs: tuple[Tensor, ...]
@@ -157,6 +160,7 @@ class ContractionSpec:
     requires: tuple[Expr, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     siblings: tuple[Product, ...] = ()
+    byte_block: int = 0
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -274,6 +278,11 @@ def views_of(spec: Spec) -> tuple[View, ...]:
             return (spec.a, *(product.b for product in spec.products))
         case RowSpec() | ScanSpec():
             return ()
+
+
+def byte_block_of(spec: Spec) -> int:
+    """The licence of a contraction to round its left operand to bytes; 0 for every other spec."""
+    return spec.byte_block if isinstance(spec, ContractionSpec) else 0
 
 
 def cells_of(spec: ScanSpec) -> set[Cell]:

@@ -426,21 +426,17 @@ TILE_WIDE_FOLD(min_lanes_f64, scalar_min)
 #include "tile_mma.h"
 
 /* ---- the register tile of integers: levels in 16 bits, sums in 32, exact modulo 2^32. Two rows of b at a time:
- * `pairs` holds (b[k][j], b[k + 1][j]) for TILE_LANES columns j, and meets a pair of a, low half first. Bytes lie in
- * such pairs in memory, TILE_COLUMN_* apart; 16-bit levels in rows, `next` elements apart. */
-#define TILE_COLUMN_i8 2
-#define TILE_COLUMN_u8 2
-#define TILE_COLUMN_i16 1
+ * `pairs` holds (b[k][j], b[k + 1][j]) for TILE_LANES columns j, and meets a pair of a, low half first. 16-bit levels lie
+ * in rows, TILE_PANEL elements apart; bytes in fours of rows, of which the first (0) or the second pair (2) is taken. */
 #if defined(__AVX512BW__)
 typedef __m512i pairs;
-TILE_INLINE pairs pairs_i8(const int8_t* both, int64_t next) {
-    (void)next;
-    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)both));
+TILE_INLINE pairs bytes_apart(const void* fours, int64_t first) { /* in the high halves of 16 bits */
+    const __m512i order = _mm512_broadcast_i32x4(_mm_set_epi64x((int64_t)0x0d800c8009800880, 0x0580048001800080));
+    const __m512i later = _mm512_set1_epi16((int16_t)(first << 8));
+    return _mm512_shuffle_epi8(_mm512_loadu_si512(fours), _mm512_add_epi8(order, later));
 }
-TILE_INLINE pairs pairs_u8(const uint8_t* both, int64_t next) {
-    (void)next;
-    return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)both));
-}
+TILE_INLINE pairs pairs_i8(const int8_t* fours, int64_t first) { return _mm512_srai_epi16(bytes_apart(fours, first), 8); }
+TILE_INLINE pairs pairs_u8(const uint8_t* fours, int64_t first) { return _mm512_srli_epi16(bytes_apart(fours, first), 8); }
 TILE_INLINE pairs pairs_i16(const int16_t* even, int64_t next) {
     __m256i x = _mm256_loadu_si256((const __m256i*)even), y = _mm256_loadu_si256((const __m256i*)(even + next));
     __m256i low = _mm256_unpacklo_epi16(x, y), high = _mm256_unpackhi_epi16(x, y);
@@ -458,14 +454,13 @@ static inline TILE_FUSED_DOT __attribute__((always_inline)) void dot_fused(i32v*
 }
 #elif defined(__AVX2__)
 typedef __m256i pairs;
-TILE_INLINE pairs pairs_i8(const int8_t* both, int64_t next) {
-    (void)next;
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)both));
+TILE_INLINE pairs bytes_apart(const void* fours, int64_t first) { /* in the high halves of 16 bits */
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_set_epi64x((int64_t)0x0d800c8009800880, 0x0580048001800080));
+    const __m256i later = _mm256_set1_epi16((int16_t)(first << 8));
+    return _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i*)fours), _mm256_add_epi8(order, later));
 }
-TILE_INLINE pairs pairs_u8(const uint8_t* both, int64_t next) {
-    (void)next;
-    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)both));
-}
+TILE_INLINE pairs pairs_i8(const int8_t* fours, int64_t first) { return _mm256_srai_epi16(bytes_apart(fours, first), 8); }
+TILE_INLINE pairs pairs_u8(const uint8_t* fours, int64_t first) { return _mm256_srli_epi16(bytes_apart(fours, first), 8); }
 TILE_INLINE pairs pairs_i16(const int16_t* even, int64_t next) {
     __m128i x = _mm_loadu_si128((const __m128i*)even), y = _mm_loadu_si128((const __m128i*)(even + next));
     return _mm256_set_m128i(_mm_unpackhi_epi16(x, y), _mm_unpacklo_epi16(x, y));
@@ -480,12 +475,12 @@ static inline TILE_FUSED_DOT __attribute__((always_inline)) void dot_fused(i32v*
 }
 #else
 typedef struct pairs { i32v even, odd; } pairs;
-#define TILE_PAIRS(name, element)                                                                          \
-    TILE_INLINE pairs pairs_##name(const element* both, int64_t next) {                                    \
-        pairs v;                                                                                           \
-        (void)next;                                                                                        \
-        TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) v.even[i] = both[2 * i], v.odd[i] = both[2 * i + 1]; \
-        return v;                                                                                          \
+#define TILE_PAIRS(name, element)                                                                  \
+    TILE_INLINE pairs pairs_##name(const element* fours, int64_t first) {                          \
+        pairs v;                                                                                   \
+        TILE_UNROLL for (int i = 0; i < TILE_LANES; i++)                                           \
+            v.even[i] = fours[4 * i + first], v.odd[i] = fours[4 * i + first + 1];                 \
+        return v;                                                                                  \
     }
 TILE_PAIRS(i8, int8_t)
 TILE_PAIRS(u8, uint8_t)
@@ -495,20 +490,34 @@ TILE_INLINE void dot_pairs(i32v* acc, int32_t a, pairs b) {
 }
 #endif
 TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, sizeof both); return both; }
-#define TILE_DOT_STEP(MR, NV, NAME, ELEMENT, DOT, PAIR, NEXT)                                                         \
+#define TILE_ROW_AT_i16(j) ((j) * TILE_LANES / TILE_PANEL * panel + (j) * TILE_LANES % TILE_PANEL)
+#define TILE_ROW_AT_i8(j) ((j) * TILE_LANES / TILE_PANEL * panel + (j) * TILE_LANES % TILE_PANEL * 4)
+#define TILE_ROW_AT_u8(j) TILE_ROW_AT_i8(j)
+/* Two rows of depth from k on, which stand `row` elements into the panels of b. */
+#define TILE_DOT_STEP(MR, NV, NAME, DOT, PAIR, row, SECOND)                                                           \
     do {                                                                                                              \
         pairs bv[NV];                                                                                                 \
-        TILE_UNROLL for (int j = 0; j < NV; j++) {                                                                    \
-            const ELEMENT* row = b + j * TILE_LANES / TILE_PANEL * panel +                                            \
-                                 j * TILE_LANES % TILE_PANEL * TILE_COLUMN_##NAME + k * TILE_PANEL;                   \
-            bv[j] = pairs_##NAME(row, NEXT);                                                                          \
-        }                                                                                                             \
+        TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] = pairs_##NAME(b + TILE_ROW_AT_##NAME(j) + (row), SECOND);     \
         TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                    \
             const int32_t av = PAIR(a + i * lda + k);                                                                 \
             TILE_UNROLL for (int j = 0; j < NV; j++) DOT(&acc[i][j], av, bv[j]);                                      \
         }                                                                                                             \
     } while (0)
 #define TILE_LOW_HALF(at) (*(at) & 0xffff)
+#define TILE_DEPTH_i16(MR, NV, NAME, DOT)                                                                             \
+    for (; k + 2 <= depth; k += 2) TILE_DOT_STEP(MR, NV, NAME, DOT, pair_at, k * TILE_PANEL, TILE_PANEL);             \
+    if (k < depth) TILE_DOT_STEP(MR, NV, NAME, DOT, TILE_LOW_HALF, k * TILE_PANEL, 0); /* the last of an odd depth */
+#define TILE_DEPTH_i8(MR, NV, NAME, DOT)                                                                              \
+    for (; k + 4 <= depth; k += 2) { /* and 2 below */                                                                \
+        TILE_DOT_STEP(MR, NV, NAME, DOT, pair_at, k * TILE_PANEL, 0);                                                 \
+        k += 2;                                                                                                       \
+        TILE_DOT_STEP(MR, NV, NAME, DOT, pair_at, (k - 2) * TILE_PANEL, 2);                                           \
+    }                                                                                                                 \
+    for (const int64_t four = k * TILE_PANEL; k < depth; k += 2) {                                                    \
+        if (k + 1 < depth) TILE_DOT_STEP(MR, NV, NAME, DOT, pair_at, four, k & 2);                                    \
+        else TILE_DOT_STEP(MR, NV, NAME, DOT, TILE_LOW_HALF, four, k & 2);                                            \
+    }
+#define TILE_DEPTH_u8(MR, NV, NAME, DOT) TILE_DEPTH_i8(MR, NV, NAME, DOT)
 #define TILE_DOT_WITH(MR, NV, NAME, ELEMENT, TILE, DOT)                                                               \
     static __attribute__((noinline)) void TILE##_##NAME##_##MR##x##NV(                                                \
         const int16_t* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,               \
@@ -518,8 +527,7 @@ TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, s
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                 \
             clear ? (i32v){0} : load_i32(c + i * ldc + j * TILE_LANES);                                               \
         int64_t k = 0;                                                                                                \
-        for (; k + 2 <= depth; k += 2) TILE_DOT_STEP(MR, NV, NAME, ELEMENT, DOT, pair_at, TILE_PANEL);                \
-        if (k < depth) TILE_DOT_STEP(MR, NV, NAME, ELEMENT, DOT, TILE_LOW_HALF, 0); /* the last of an odd depth */    \
+        TILE_DEPTH_##NAME(MR, NV, NAME, DOT)                                                                          \
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                             \
             store_i32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                       \
     }
@@ -535,5 +543,6 @@ TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, s
 
 #include "tile_pack.h"
 #include "tile_narrow.h"
+#include "tile_bytes.h"
 
 #endif

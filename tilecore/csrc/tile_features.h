@@ -59,6 +59,17 @@ static inline int tile_x86_amx(void) {
     return syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0;
 }
 
+/* The same for tiles of bytes, which no other instructions are asked for beside. */
+static inline int tile_x86_amx_bytes(void) {
+    enum { REQUEST_STATE = 0x1023, TILE_DATA = 18 };
+    uint32_t a, b, c, d, low, high;
+    if (tile_x86_level() < 4 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    if (!tile_has_bits(d, 1u << 24 | 1u << 25)) return 0; /* AMX-TILE AMX-INT8 */
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if (!tile_has_bits(low, 3u << 17)) return 0; /* the system saves tiles */
+    return syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0;
+}
+
 /* Whether the processor multiplies pairs and adds them in one instruction: 512 or 256 bits at a time. */
 static inline int tile_x86_vnni(int bits) {
     uint32_t a, b, c, d;

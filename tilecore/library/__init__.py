@@ -31,7 +31,12 @@ def kernel_for(spec: Spec) -> tuple[Callable[..., None], dict[str, Any]]:
             accs = tuple(product.acc for product in spec.products)
             epilogue = tuple(Epilogue(accs, result) for result in spec.outputs)
             rights = tuple(replace(product.b, name=f"B{number or ''}") for number, product in enumerate(spec.products))
-            operands = {"A": replace(spec.a, name="A"), "B": rights, "epilogue": epilogue}
+            operands = {
+                "A": replace(spec.a, name="A"),
+                "B": rights,
+                "epilogue": epilogue,
+                "byte_block": spec.byte_block,
+            }
             return matmul, operands | {"outputs": places}
         case RowSpec():
             return row, {"outputs": places, "spec": spec}

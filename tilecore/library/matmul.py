@@ -17,8 +17,12 @@ def matmul(
     block_n: Any = T.auto,
     block_k: Any = T.auto,
     split: int = 1,
+    byte_block: int = 0,
 ) -> None:
-    """C = epilogue(A · B, …) for A[g, m, k], each B[g, k, n] and outputs over (g, m, n); `split` tasks share a sum."""
+    """C = epilogue(A · B, …) for A[g, m, k], each B[g, k, n] and outputs over (g, m, n); `split` tasks share a sum.
+
+    `byte_block`: A may be rounded to bytes, in blocks of so many steps of k.
+    """
     batch, rows, depth = A.shape
     columns = B[0].shape[2]
     with T.Kernel(T.ceildiv(rows, block_m), T.ceildiv(columns, block_n), batch, split=split) as (m, n, g, s):
@@ -33,7 +37,7 @@ def matmul(
             T.copy(A[g, m * block_m, k * block_k], a)
             for right, b, c in products:
                 T.copy(right[g, k * block_k, n * block_n], b)
-                T.gemm(a, b, c)
+                T.gemm(a, b, c, byte_block=byte_block)
         for _, _, c in products:
             T.join(c, "sum")
         for C, result in zip(outputs, epilogue, strict=True):

@@ -1,0 +1,363 @@
+/* Sums of levels: a left operand that is rounded to bytes times packed levels of 4 or 8 bits. A part of tile_cpu.h,
+ * which includes it.
+ */
+#ifndef TILE_BYTES_H
+#define TILE_BYTES_H
+
+enum { TILE_PANEL_VECTORS = TILE_PANEL / TILE_LANES };
+
+/* ---- levels of a stand in the order in which masks and shifts take words of b apart: of the rows that a word holds, those
+ * with even numbers before the odd ones. That is 8 rows for bytes, which meet 4 bits, 4 for 16 bits, which meet bytes. */
+#if defined(__AVX512BW__)
+TILE_INLINE void store_levels_i8(int8_t* row, int64_t k, i32v v) {
+    const __m128i order = _mm_set_epi64x(0x0f0d0b090e0c0a08, 0x0705030106040200);
+    _mm_storeu_si128((__m128i*)(row + k), _mm_shuffle_epi8(_mm512_cvtepi32_epi8((__m512i)v), order));
+}
+TILE_INLINE void store_levels_i16(int16_t* row, int64_t k, i32v v) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0f0e0b0a0d0c0908, 0x0706030205040100));
+    _mm256_storeu_si256((__m256i*)(row + k), _mm256_shuffle_epi8(_mm512_cvtepi32_epi16((__m512i)v), order));
+}
+#elif defined(__AVX2__)
+TILE_INLINE void store_levels_i8(int8_t* row, int64_t k, i32v v) {
+    const __m128i order = _mm_set_epi32(-1, -1, -1, 0x0c040800); /* bytes of lanes 0 2 1 3 */
+    const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)v), order);
+    const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)v, 1), order);
+    _mm_storel_epi64((__m128i*)(row + k), _mm_unpacklo_epi16(low, high));
+}
+TILE_INLINE void store_levels_i16(int16_t* row, int64_t k, i32v v) {
+    const __m128i order = _mm_set_epi64x(-1, 0x0d0c050409080100); /* 16 bits of lanes 0 2 1 3 */
+    const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)v), order);
+    const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)v, 1), order);
+    _mm_storeu_si128((__m128i*)(row + k), _mm_unpacklo_epi64(low, high));
+}
+#else
+TILE_INLINE void store_levels_i8(int8_t* row, int64_t k, i32v v) {
+    TILE_UNROLL for (int64_t i = k; i < k + TILE_LANES; i++) row[(i & ~7) | (i & 1) << 2 | (i & 6) >> 1] = (int8_t)v[i - k];
+}
+TILE_INLINE void store_levels_i16(int16_t* row, int64_t k, i32v v) {
+    TILE_UNROLL for (int64_t i = k; i < k + TILE_LANES; i++) row[(i & ~3) | (i & 1) << 1 | (i & 2) >> 1] = (int16_t)v[i - k];
+}
+#endif
+
+/* ---- rounding: levels of a row are round(a[k] / scale), so that the largest of a block is 127, and 0 past `depth` up to
+ * whole blocks; scales[row][block] = (scale, sum of its levels). A block that holds a NaN or an infinity has the scale
+ * NaN. */
+static const float TILE_LARGEST_LEVEL = 127.0f;
+static const float TILE_LEAST_SCALED = 1e-30f; /* a block below is 0: the reciprocal of its scale may be infinite */
+TILE_INLINE f32v load_below(const float* p, int64_t left) {
+    return left >= TILE_LANES ? load_f32(p) : load_masked_f32(p, lanes_below(left));
+}
+#define TILE_ROUND_ROWS(TYPE, ELEMENT)                                                                                 \
+    static inline void round_rows_##TYPE(const float* restrict a, int64_t lda, int64_t rows, int64_t depth,            \
+                                         int64_t block, ELEMENT* restrict levels, int64_t row,                         \
+                                         float* restrict scales, int64_t scales_row) {                                 \
+        for (int64_t i = 0; i < rows; i++, a += lda, levels += row, scales += scales_row)                              \
+            for (int64_t first = 0; first < depth; first += block) {                                                   \
+                f32v largest = {0};                                                                                    \
+                for (int64_t k = first; k < min_i64(first + block, depth); k += TILE_LANES) {                          \
+                    const f32v x = abs_f32(load_below(a + k, depth - k));                                              \
+                    largest = max_raw(largest, select_f32(x < INFINITY, x, splat_f32(INFINITY)));                      \
+                }                                                                                                      \
+                const float top = max_lanes(largest);                                                                  \
+                const int none = top < TILE_LEAST_SCALED || top == INFINITY;                                           \
+                const f32v inverse = splat_f32(none ? 0.0f : TILE_LARGEST_LEVEL / top);                                \
+                i32v sum = {0};                                                                                        \
+                for (int64_t k = first; k < first + block; k += TILE_LANES) {                                          \
+                    const f32v x = none ? (f32v){0} : load_below(a + k, depth - k) * inverse;                          \
+                    const i32v level = to_i32v(round_f32v(x));                                                         \
+                    store_levels_##TYPE(levels, k, level);                                                             \
+                    sum += level;                                                                                      \
+                }                                                                                                      \
+                scales[first / block * 2] = top == INFINITY ? NAN : none ? 0.0f : top / TILE_LARGEST_LEVEL;            \
+                scales[first / block * 2 + 1] = sum_lanes(__builtin_convertvector(sum, f32v));                         \
+            }                                                                                                          \
+    }
+TILE_ROUND_ROWS(i8, int8_t)
+TILE_ROUND_ROWS(i16, int16_t)
+
+/* ---- sums[i][v] = Σ a[i][k] · b[k][column] over `size` rows of a panel, for `rows` rows of a: exact. `size` is a multiple
+ * of 16. A word of b holds 8 or 4 rows of a column, in 4 or 8 bits each, the first in the low bits. */
+#if defined(__AVX2__)
+#if defined(__AVX512BW__)
+typedef __m512i words;
+#define TILE_WORDS(what) _mm512_##what
+#define TILE_LOAD_WORDS(p) _mm512_loadu_si512(p)
+#define TILE_AND_WORDS(x, y) _mm512_and_si512(x, y)
+#else
+typedef __m256i words;
+#define TILE_WORDS(what) _mm256_##what
+#define TILE_LOAD_WORDS(p) _mm256_loadu_si256((const __m256i*)(p))
+#define TILE_AND_WORDS(x, y) _mm256_and_si256(x, y)
+#endif
+TILE_INLINE words four_bytes(const int8_t* a) { int32_t x; memcpy(&x, a, sizeof x); return TILE_WORDS(set1_epi32)(x); }
+TILE_INLINE void dot_levels_4(const int rows, const int8_t* a, int64_t lda, const uint8_t* b, const int64_t size,
+                              i32v* sums) {
+    enum { RUN = 32 }; /* 8 sums of two products of at most 15 · 127 fit 16 bits */
+    const words low = TILE_WORDS(set1_epi8)(15), ones = TILE_WORDS(set1_epi16)(1);
+    for (int64_t start = 0; start < size; start += RUN) {
+        const int64_t stop = size - start < RUN ? size : start + RUN;
+        words sum[4 * TILE_PANEL_VECTORS];
+        TILE_UNROLL for (int64_t k = start; k < stop; k += 8) {
+            words even[TILE_PANEL_VECTORS], odd[TILE_PANEL_VECTORS];
+            TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {
+                const words both = TILE_LOAD_WORDS(b + k * (TILE_PANEL / 2) + v * TILE_LANES * 4);
+                even[v] = TILE_AND_WORDS(both, low);
+                odd[v] = TILE_AND_WORDS(TILE_WORDS(srli_epi16)(both, 4), low);
+            }
+            TILE_UNROLL for (int i = 0; i < rows; i++) {
+                const words x = four_bytes(a + i * lda + k), y = four_bytes(a + i * lda + k + 4);
+                TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {
+                    words* to = sum + i * TILE_PANEL_VECTORS + v;
+                    const words both = TILE_WORDS(add_epi16)(TILE_WORDS(maddubs_epi16)(even[v], x),
+                                                             TILE_WORDS(maddubs_epi16)(odd[v], y));
+                    *to = k == start ? both : TILE_WORDS(add_epi16)(*to, both);
+                }
+            }
+        }
+        TILE_UNROLL for (int i = 0; i < rows * TILE_PANEL_VECTORS; i++) {
+            const i32v wide = (i32v)TILE_WORDS(madd_epi16)(sum[i], ones);
+            sums[i] = start ? sums[i] + wide : wide;
+        }
+    }
+}
+TILE_INLINE void dot_levels_8(const int rows, const int16_t* a, int64_t lda, const uint8_t* b, const int64_t size,
+                              i32v* sums) {
+    const words low = TILE_WORDS(set1_epi16)(255);
+    TILE_UNROLL for (int i = 0; i < rows * TILE_PANEL_VECTORS; i++) sums[i] = (i32v){0};
+    TILE_UNROLL_DEPTH for (int64_t k = 0; k < size; k += 4) {
+        words even[TILE_PANEL_VECTORS], odd[TILE_PANEL_VECTORS];
+        TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {
+            const words both = TILE_LOAD_WORDS(b + k * TILE_PANEL + v * TILE_LANES * 4);
+            even[v] = TILE_AND_WORDS(both, low);
+            odd[v] = TILE_WORDS(srli_epi16)(both, 8);
+        }
+        TILE_UNROLL for (int i = 0; i < rows; i++) {
+            const int32_t x = pair_at(a + i * lda + k), y = pair_at(a + i * lda + k + 2);
+            TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {
+                dot_pairs(sums + i * TILE_PANEL_VECTORS + v, x, even[v]);
+                dot_pairs(sums + i * TILE_PANEL_VECTORS + v, y, odd[v]);
+            }
+        }
+    }
+}
+#else
+#define TILE_DOT_LEVELS(BITS, ELEMENT)                                                                                 \
+    TILE_INLINE void dot_levels_##BITS(const int rows, const ELEMENT* a, int64_t lda, const uint8_t* b,                \
+                                       const int64_t size, i32v* sums) {                                               \
+        enum { EACH = 32 / BITS }; /* levels of a word */                                                              \
+        TILE_UNROLL for (int i = 0; i < rows * TILE_PANEL_VECTORS; i++) sums[i] = (i32v){0};                           \
+        for (int64_t k = 0; k < size; k += EACH)                                                                       \
+            TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {                                                 \
+                const i32v word = load_i32((const int32_t*)(const void*)(b + k * TILE_PANEL * BITS / 8) + v * TILE_LANES); \
+                TILE_UNROLL for (int p = 0; p < EACH; p++) {                                                           \
+                    const i32v level = word >> BITS * p & ((1 << BITS) - 1);                                           \
+                    const int at = (p & 1) * (EACH / 2) + p / 2; /* even rows before odd ones */                       \
+                    TILE_UNROLL for (int i = 0; i < rows; i++)                                                         \
+                        sums[i * TILE_PANEL_VECTORS + v] += level * (int32_t)a[i * lda + k + at];                      \
+                }                                                                                                      \
+            }                                                                                                          \
+    }
+TILE_DOT_LEVELS(4, int8_t)
+TILE_DOT_LEVELS(8, int16_t)
+#endif
+
+/* ---- products of levels by bytes on processors that multiply bytes. A row of levels that are a byte less one zero point
+ * spans at most 255: less a shift they are bytes again, of the sign that b has not, which is what the instructions take.
+ * What the shift takes away comes back as the shift times the sums of b's columns. Other rows are multiplied as they are. */
+#if defined(TILE_FUSED_DOT)
+enum { TILE_BYTE_ROWS = 32, TILE_BYTE_DEPTH = 4096, TILE_BYTE_PANELS = 64, TILE_FEW_BYTE_ROWS = 2 };
+#if defined(__AVX512BW__)
+#define TILE_DOT_BYTES(acc, bytes, signs) __asm__("vpdpbusd %2, %1, %0" : "+v"(*(acc)) : "v"(bytes), "v"(signs))
+#else
+#define TILE_DOT_BYTES(acc, bytes, signs) __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(*(acc)) : "x"(bytes), "x"(signs))
+#endif
+#define TILE_DOT_BYTES_i8(acc, a, b) TILE_DOT_BYTES(acc, a, b)
+#define TILE_DOT_BYTES_u8(acc, a, b) TILE_DOT_BYTES(acc, b, a)
+#define TILE_BYTES(MR, NV, NAME, ELEMENT)                                                                              \
+    static TILE_FUSED_DOT __attribute__((noinline)) void bytes_##NAME##_##MR##x##NV(                                   \
+        const uint8_t* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,                \
+        int32_t* restrict c, int64_t ldc, int64_t depth, int clear) {                                                  \
+        (void)step;                                                                                                    \
+        i32v acc[MR][NV];                                                                                              \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                  \
+            clear ? (i32v){0} : load_i32(c + i * ldc + j * TILE_LANES);                                                \
+        TILE_UNROLL_DEPTH for (int64_t k = 0; k < depth; k += 4) {                                                     \
+            i32v bv[NV];                                                                                               \
+            TILE_UNROLL for (int j = 0; j < NV; j++) memcpy(&bv[j], b + TILE_ROW_AT_##NAME(j) + k * TILE_PANEL, sizeof bv[j]); \
+            TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                 \
+                int32_t four;                                                                                          \
+                memcpy(&four, a + i * lda + k, sizeof four);                                                           \
+                const i32v av = splat_i32(four);                                                                       \
+                TILE_UNROLL for (int j = 0; j < NV; j++) TILE_DOT_BYTES_##NAME(&acc[i][j], av, bv[j]);                 \
+            }                                                                                                          \
+        }                                                                                                              \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                              \
+            store_i32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                        \
+    }
+
+/* sums[column] of some panels of b. */
+#define TILE_COLUMN_SUMS(NAME, ELEMENT)                                                                                \
+    static TILE_FUSED_DOT inline void column_sums_##NAME(const ELEMENT* b, int64_t panel, int64_t panels,              \
+                                                         int64_t depth, int32_t* sums) {                               \
+        const i32v ones = splat_i32(0x01010101);                                                                       \
+        for (int64_t p = 0; p < panels; p++)                                                                           \
+            TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {                                                 \
+                i32v acc = {0}, x;                                                                                     \
+                for (int64_t k = 0; k < depth; k += 4) {                                                               \
+                    memcpy(&x, b + p * panel + k * TILE_PANEL + v * TILE_LANES * 4, sizeof x);                         \
+                    TILE_DOT_BYTES_##NAME(&acc, ones, x);                                                              \
+                }                                                                                                      \
+                store_i32(sums + p * TILE_PANEL + v * TILE_LANES, acc);                                                \
+            }                                                                                                          \
+    }
+TILE_COLUMN_SUMS(i8, int8_t)
+TILE_COLUMN_SUMS(u8, uint8_t)
+
+/* `to` = a − `shift` of a row, in bytes from 0 to 255, or −128 to 127 where `wanted` is −128; 0 up to whole vectors past
+ * `depth`. Whether they fit. */
+static inline int level_bytes(const int16_t* a, int64_t depth, uint8_t* to, int32_t wanted, int32_t* shift) {
+    __m256i low = _mm256_set1_epi16(a[0]), high = low;
+    int64_t k = 0;
+    for (; k + 16 <= depth; k += 16) {
+        const __m256i x = _mm256_loadu_si256((const __m256i*)(a + k));
+        low = _mm256_min_epi16(low, x);
+        high = _mm256_max_epi16(high, x);
+    }
+    int16_t lows[16], highs[16];
+    memcpy(lows, &low, sizeof lows);
+    memcpy(highs, &high, sizeof highs);
+    int32_t least = a[0], most = a[0];
+    for (int i = 0; i < 16; i++) {
+        least = lows[i] < least ? lows[i] : least;
+        most = highs[i] > most ? highs[i] : most;
+    }
+    for (int64_t i = k; i < depth; i++) {
+        least = a[i] < least ? a[i] : least;
+        most = a[i] > most ? a[i] : most;
+    }
+    if (most - least > 255) return 0;
+    *shift = least - wanted;
+    const __m256i base = _mm256_set1_epi16((int16_t)least), flip = _mm256_set1_epi8(wanted ? (char)0x80 : 0);
+    for (k = 0; k + 16 <= depth; k += 16) {
+        const __m256i x = _mm256_sub_epi16(_mm256_loadu_si256((const __m256i*)(a + k)), base);
+        const __m256i bytes = _mm256_xor_si256(_mm256_packus_epi16(x, x), flip); /* 0 to 255, or that less 128 */
+        _mm_storeu_si128((__m128i*)(to + k), _mm256_castsi256_si128(_mm256_permute4x64_epi64(bytes, 0xd8)));
+    }
+    for (; k < depth; k++) to[k] = (uint8_t)(a[k] - *shift);
+    for (; k % 64; k++) to[k] = 0;
+    return 1;
+}
+
+/* c += shift[row] · sums[column] */
+static inline void add_shifts(int32_t* c, int64_t ldc, int64_t rows, int64_t panels, const int32_t* shift, const int32_t* sums) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < panels * TILE_PANEL; j += TILE_LANES)
+            store_i32(c + i * ldc + j, load_i32(c + i * ldc + j) + splat_i32(shift[i]) * load_i32(sums + j));
+}
+
+#define TILE_BYTE_PRODUCT(NAME, ELEMENT, WANTED)                                                                       \
+    static void byte_product_##NAME(const int16_t* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b,   \
+                                    int64_t panel, int32_t* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth,    \
+                                    int clear) {                                                                       \
+        (void)step; /* 1: levels of a row lie side by side */                                                          \
+        uint8_t bytes[TILE_BYTE_ROWS * TILE_BYTE_DEPTH] __attribute__((aligned(64)));                                  \
+        int32_t sums[TILE_BYTE_PANELS * TILE_PANEL], shift[TILE_BYTE_ROWS];                                            \
+        const int64_t all = (columns + TILE_PANEL - 1) / TILE_PANEL;                                                   \
+        if (depth == 0) product_##NAME##_plain(a, lda, 1, b, panel, c, ldc, rows, columns, depth, clear);              \
+        for (int64_t k = 0; k < depth; k += TILE_BYTE_DEPTH, clear = 0)                                                \
+            for (int64_t p = 0; p < all; p += TILE_BYTE_PANELS) {                                                      \
+                const int64_t deep = min_i64(depth - k, TILE_BYTE_DEPTH), panels = min_i64(all - p, TILE_BYTE_PANELS); \
+                const int64_t row = (deep + 63) / 64 * 64, fours = (deep + 3) / 4 * 4;                                 \
+                const ELEMENT* right = b + p * panel + k * TILE_PANEL;                                                 \
+                column_sums_##NAME(right, panel, panels, fours, sums);                                                 \
+                for (int64_t i = 0; i < rows; i += TILE_BYTE_ROWS) {                                                   \
+                    const int64_t count = min_i64(rows - i, TILE_BYTE_ROWS);                                           \
+                    const int16_t* left = a + i * lda + k;                                                             \
+                    int32_t* to = c + i * ldc + p * TILE_PANEL;                                                        \
+                    int fit = 1;                                                                                       \
+                    for (int64_t r = 0; r < count && fit; r++)                                                         \
+                        fit = level_bytes(left + r * lda, deep, bytes + r * row, WANTED, shift + r);                   \
+                    if (!fit) {                                                                                        \
+                        product_##NAME##_plain(left, lda, 1, right, panel, to, ldc, count, panels * TILE_PANEL, deep, clear); \
+                        continue;                                                                                      \
+                    }                                                                                                  \
+                    const int64_t done = TILE_TILES_##NAME(bytes, row, right, panel, to, ldc, count, panels, deep, clear); \
+                    if (done < fours)                                                                                  \
+                        product_##NAME##_bytes(bytes + done, row, 1, right + done * TILE_PANEL, panel, to, ldc, count, \
+                                               panels * TILE_PANEL, fours - done, clear && !done);                     \
+                    add_shifts(to, ldc, count, panels, shift, sums);                                                   \
+                }                                                                                                      \
+            }                                                                                                          \
+    }
+#define TILE_BYTE_PRODUCT_i8 TILE_BYTE_PRODUCT(i8, int8_t, 0)
+#define TILE_BYTE_PRODUCT_u8 TILE_BYTE_PRODUCT(u8, uint8_t, -128)
+
+#if defined(__AVX512BW__)
+/* ---- the same in tile registers (AMX), in assembler, as the instructions are not of this row of targets: 0 to 3 hold
+ * 32 × 32 sums, 4 and 5 rows of a, 6 and 7 panels of b, 64 deep. How much of the depth was done: whole steps. */
+#define TILE_TMM(text, ...) __asm__ volatile(text : : __VA_ARGS__ : "memory")
+#define TILE_SUM_AT(row, column) "r"(c + (row) * ldc + (column) * TILE_PANEL), "r"(ldc * 4)
+#define TILE_TILES(NAME, ELEMENT, MULTIPLY)                                                                            \
+    static inline __attribute__((always_inline, target("amx-int8"))) void tile_bytes_##NAME(                           \
+        const uint8_t* a, int64_t row, const ELEMENT* b, int64_t panel, int32_t* c, int64_t ldc, int64_t depth,        \
+        int clear, const int tall, const int wide) {                                                                   \
+        if (clear) {                                                                                                   \
+            TILE_TMM("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3", "r"(c));              \
+        } else {                                                                                                       \
+            TILE_TMM("tileloadd (%0,%1,1), %%tmm0", TILE_SUM_AT(0, 0));                                                \
+            if (wide) TILE_TMM("tileloadd (%0,%1,1), %%tmm1", TILE_SUM_AT(0, 1));                                      \
+            if (tall) TILE_TMM("tileloadd (%0,%1,1), %%tmm2", TILE_SUM_AT(16, 0));                                     \
+            if (tall && wide) TILE_TMM("tileloadd (%0,%1,1), %%tmm3", TILE_SUM_AT(16, 1));                             \
+        }                                                                                                              \
+        for (int64_t k = 0; k < depth; k += 64) {                                                                      \
+            TILE_TMM("tileloadd (%0,%1,1), %%tmm6", "r"(b + k * TILE_PANEL), "r"((int64_t)64));                        \
+            TILE_TMM("tileloadd (%0,%1,1), %%tmm4\n\t" MULTIPLY " %%tmm6, %%tmm4, %%tmm0", "r"(a + k), "r"(row));      \
+            if (wide)                                                                                                  \
+                TILE_TMM("tileloadd (%0,%1,1), %%tmm7\n\t" MULTIPLY " %%tmm7, %%tmm4, %%tmm1",                         \
+                         "r"(b + panel + k * TILE_PANEL), "r"((int64_t)64));                                           \
+            if (tall) TILE_TMM("tileloadd (%0,%1,1), %%tmm5\n\t" MULTIPLY " %%tmm6, %%tmm5, %%tmm2", "r"(a + 16 * row + k), "r"(row)); \
+            if (tall && wide) TILE_TMM(MULTIPLY " %%tmm7, %%tmm5, %%tmm3", "r"(c));                                    \
+        }                                                                                                              \
+        TILE_TMM("tilestored %%tmm0, (%0,%1,1)", TILE_SUM_AT(0, 0));                                                   \
+        if (wide) TILE_TMM("tilestored %%tmm1, (%0,%1,1)", TILE_SUM_AT(0, 1));                                         \
+        if (tall) TILE_TMM("tilestored %%tmm2, (%0,%1,1)", TILE_SUM_AT(16, 0));                                        \
+        if (tall && wide) TILE_TMM("tilestored %%tmm3, (%0,%1,1)", TILE_SUM_AT(16, 1));                                \
+    }                                                                                                                  \
+    static __attribute__((noinline, target("amx-int8"))) int64_t tiles_##NAME(                                         \
+        const uint8_t* a, int64_t row, const ELEMENT* b, int64_t panel, int32_t* c, int64_t ldc, int64_t rows,         \
+        int64_t panels, int64_t depth, int clear) {                                                                    \
+        static int8_t known; /* 0: not asked yet */                                                                    \
+        const int64_t deep = depth / 64 * 64;                                                                          \
+        if (rows < TILE_LEAST_TILE_ROWS || !deep || !TILE_ASKED(known, tile_x86_amx_bytes())) return 0;                \
+        const int tall = rows > 16;                                                                                    \
+        uint8_t shapes[64] __attribute__((aligned(64))) = {1};                                                         \
+        for (int i = 0; i < 8; i++) {                                                                                  \
+            const int64_t lower = tall ? rows - 16 : 1, upper = tall ? 16 : rows;                                      \
+            shapes[16 + 2 * i] = 64; /* bytes of a row */                                                              \
+            shapes[48 + i] = (uint8_t)(i >= 6 ? 16 : i == 2 || i == 3 || i == 5 ? lower : upper);                      \
+        }                                                                                                              \
+        TILE_TMM("ldtilecfg (%0)", "r"(shapes));                                                                       \
+        for (int64_t p = 0; p < panels; p += 2) {                                                                      \
+            const ELEMENT* right = b + p * panel;                                                                      \
+            int32_t* to = c + p * TILE_PANEL;                                                                          \
+            const int wide = p + 1 < panels;                                                                           \
+            if (tall && wide) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 1, 1);                     \
+            else if (tall) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 1, 0);                        \
+            else if (wide) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 0, 1);                        \
+            else tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 0, 0);                                  \
+        }                                                                                                              \
+        TILE_TMM("tilerelease", "r"(c));                                                                               \
+        return deep;                                                                                                   \
+    }
+enum { TILE_LEAST_TILE_ROWS = 8 };
+TILE_TILES(i8, int8_t, "tdpbusd")
+TILE_TILES(u8, uint8_t, "tdpbsud")
+#define TILE_TILES_i8 tiles_i8
+#define TILE_TILES_u8 tiles_u8
+#else
+#define TILE_TILES_i8(...) 0
+#define TILE_TILES_u8(...) 0
+#endif
+#endif
+
+#endif
