@@ -6,6 +6,7 @@ The oracle unpacks the weights in numpy, rounds the activations and multiplies i
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -82,7 +83,7 @@ def model_of(layers: tuple[Layer, ...], level: int = 4) -> onnx.ModelProto:
             nodes.append(helper.make_node("Mul", [read, read], [f"{layer.name}.square"]))
             read = f"{layer.name}.square"
         inputs = [read, f"{layer.name}.B", f"{layer.name}.scales", zero if zero in own else ""]
-        sizes = {"K": layer.depth, "N": layer.columns, "bits": layer.bits, "block_size": layer.block}
+        sizes: dict[str, Any] = {"K": layer.depth, "N": layer.columns, "bits": layer.bits, "block_size": layer.block}
         nodes.append(
             helper.make_node("MatMulNBits", inputs, [layer.name], domain="com.microsoft", accuracy_level=level, **sizes)
         )
@@ -151,7 +152,8 @@ def models(tmp_path_factory: pytest.TempPathFactory, object_cache: Path) -> tupl
 def test_products_are_those_of_rounded_activations(models: tuple[Path, Path], rows: int) -> None:
     rng = np.random.default_rng(rows)
     feeds = {f"x{d}": rng.standard_normal((rows, d), np.float32) for d in {layer.depth for layer in LAYERS}}
-    given = dict(zip((layer.name for layer in LAYERS), load(models[1]).run(None, feeds), strict=True))
+    results = [np.asarray(result) for result in load(models[1]).run(None, feeds)]
+    given = dict(zip((layer.name for layer in LAYERS), results, strict=True))
     for layer in LAYERS:
         x, weight = read_by(layer, feeds), weight_of(layer)
         rounded, steps = in_bytes(x, layer.block)
