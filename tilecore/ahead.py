@@ -2,8 +2,8 @@
 
 Comes in: a loop program. Goes out: the same with `Touch` statements before its first product, for small tiles that are
 walked row by row in inputs and outputs. A task reads and writes other rows than the one before it, each in a page of
-its own, so that no hardware prefetcher sees them coming; on a core that another tenant shares, waiting for them took a
-twentieth of an attention kernel's time.
+its own, so that no hardware prefetcher sees them coming; waiting for them took a few per cent of an attention kernel's
+time, more where others use the same caches.
 """
 
 from collections.abc import Iterator

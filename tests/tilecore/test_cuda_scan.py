@@ -120,7 +120,7 @@ def test_a_slot_that_elements_are_read_from_is_free_when_all_warps_have_read() -
 def test_a_slot_is_not_free_while_a_product_reads_another_tile_of_it() -> None:
     """The line arrives with the product's operands and is read before that is waited for."""
     source = generate_tiles(early_line, line_operands(), Choice({}, 2, "given"), label="Kernel")
-    assert [tile.buffer.name for tile in plan_of(source).rings[0].tiles] == ["left", "right", "line1"]
+    assert [tile.buffer.name for tile in plan_of(source).rings[0].tiles] == ["left1", "right", "line1"]
     body = source.text[source.text.index("registers_raise") :]
     assert body.index("products_wait<0>()") < body.index("barrier_arrive(empty_left_right_line1")
 
