@@ -122,7 +122,7 @@ def test_a_slot_is_not_free_while_a_product_reads_another_tile_of_it() -> None:
     source = generate_tiles(early_line, line_operands(), Choice({}, 2, "given"), label="Kernel")
     assert [tile.buffer.name for tile in plan_of(source).rings[0].tiles] == ["left1", "right", "line1"]
     body = source.text[source.text.index("registers_raise") :]
-    assert body.index("products_wait<0>()") < body.index("barrier_arrive(empty_left_right_line1")
+    assert body.index("products_wait<0>()") < body.index("barrier_arrive(empty_left1_right_line1")
 
 
 def test_chunks_that_tiles_do_not_divide_are_refused(tmp_path: Path) -> None:
