@@ -90,7 +90,8 @@ def _coded(case: Case, folder: Path, options: Options, floor: float, seconds: fl
     feeds = {"x": np.random.default_rng(0).standard_normal((1, case.rows, case.depth), dtype=np.float32)}
     ours, theirs, error = _measure(model, "coded", feeds, folder, options, seconds)
     peers = {"onnxruntime": theirs}
-    peers |= {name: time * 1e3 for name, time in openvino_time(folder / "coded.onnx", feeds, seconds).items()}
+    openvino = openvino_time(folder / "coded.onnx", feeds, seconds, options.precision)
+    peers |= {name: time * 1e3 for name, time in openvino.items()}
     plain = regions.linear(depth=case.depth, columns=case.columns)
     peers["ours in float32"] = _measure(plain, "plain", feeds, folder, options, seconds)[0]
     return Row(case.name, "µs", ours, peers, floor, error)
