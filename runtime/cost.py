@@ -23,7 +23,7 @@ from tilecore.target import Target
 TIE = 1.1  # predictions closer than this say nothing: fewer nodes are better then
 TIE_OF_ATTENTION = 1.6  # predictions of attention err by that much, on what surrounds its products most of all
 TIE_OF_LEVELS = 1.6  # left alone, levels lose what ONNX Runtime needs around them to sum integers: regions take that
-JITTER = 1.5e-6  # seconds: nor do differences of less
+JITTER = 5e-6  # seconds: nor do differences of less; a node of a few elements alone costs about 2 µs
 
 
 @dataclass(slots=True)
