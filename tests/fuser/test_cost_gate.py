@@ -127,3 +127,10 @@ def test_sums_of_levels_are_not_left_alone(depth: int, columns: int, tmp_path: P
     (region,) = (region for region in found.regions if isinstance(region.spec, ContractionSpec))
     assert isinstance(region.spec, ContractionSpec)
     assert region.spec.acc.dtype is DType.I32
+
+
+def test_a_few_microseconds_say_nothing() -> None:
+    """Predictions leave out most of what a small operator costs by being one at all."""
+    cost = machine_cost(ZEN3, ZEN3.target, fuse_all=False)
+    assert cost.accepts(Prediction(7.2e-6, 2.5e-6, {}))
+    assert not cost.accepts(Prediction(720e-6, 250e-6, {}))
