@@ -40,12 +40,12 @@ def _touches(stmt: LoopStmt, task: Var, *, write: bool) -> Iterator[LoopStmt]:
         if not isinstance(inner, VectorLoop):
             continue
         for memory, offset in dict.fromkeys(_walked(inner, write=write)):
-            size = memory.dtype.bits // 8
+            size = max(1, memory.dtype.bits // 8)
             rows, columns = _most(stmt.stop), _most(inner.stop)
             if rows is None or columns is None or rows * columns * size > MOST_BYTES:
                 continue
-            if task not in variables(offset) or loads(offset):  # where a table points for another task is not read
-                continue
+            if task not in variables(offset) or loads(offset) or loads(stmt.stop):
+                continue  # what a table says for another task is not read
             at: dict[Expr, Expr] = {} if write else {task: task + 1}
             line = Var("line")
             touch = Touch(memory, substitute(substitute(offset, {inner.var: line}), at), write)
