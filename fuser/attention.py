@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fuser.beside import KeyReductions, Tap, absorbed, check_tap, key_reductions, taps_of, without_f64
-from fuser.cuts import Cuts, data_inputs, trail
+from fuser.cuts import NOTHING, Cuts, data_inputs, trail
 from fuser.dots import Dot, axes_of, dot_of, is_dot
 from fuser.element import ONE, ZERO, At, Index, LiftError, flatten, joined, shape_of, stage, unflatten
+from fuser.exponentials import ADVICE as DIVIDE
+from fuser.exponentials import SUMS, RowReductions, either, finished, of_shares, row_reductions, unless_empty
 from fuser.growth import Growth, grow
-from fuser.lift import rule_of
+from fuser.lift import Leaf, rule_of
 from fuser.lower import Draft, result
 from fuser.quantized import fits_sum, levels, scaled
 from fuser.region import name_of
@@ -35,12 +37,14 @@ from tilecore.contract.expr import (
     variables,
     walk,
 )
-from tilecore.contract.spec import PROBABILITY, AttentionSpec, Result, Tensor, View
+from tilecore.contract.spec import PROBABILITY, TOP, AttentionSpec, Result, Tensor, View, extent_of
 
 RAW = Var("raw", DType.F32)
 INTEGER_RAW = Var("raw", DType.I32)
 ACC = Var("acc", DType.F32)
 KIND = "attention"
+ONE_FLOAT = const(1.0)
+NO_NODES: frozenset[ir.Node] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Beside:
 
     reductions: KeyReductions
     taps: tuple[Tap, ...] = ()
+    rows: RowReductions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,39 +96,50 @@ def find(second: Dot, dots: dict[ir.Value, Dot], cuts: Cuts) -> Draft | None:
         return None
     key = Var("k", extent=second.depth)
     sides = tuple(zip((second.left, second.right), second.locate(o, key), strict=True))
-    sites = frozenset(cuts.sites)
     refusals: list[LiftError] = []
     for (weights, where), (values, place) in (sides, sides[::-1]):
-        through, reached = trail(weights, sites)
-        if not reached:
-            continue
         try:
-            if len(reached) > 1:
-                raise LiftError(
-                    f"it mixes the probabilities of {len(reached)} softmaxes",
-                    node=cuts.sites[reached[0]].node,
-                    advice="multiply each softmax with its own values and add the results",
-                )
-            site = cuts.sites[reached[0]]
+            found = _weighted(weights, dots, cuts, key)
+            if found is None:
+                continue
+            site, through, rows = found
             with stage(f"its weights come from the softmax {name_of(site.node)!r}", node=site.node):
-                if site.problem:
-                    raise LiftError(
-                        site.problem,
-                        advice="use Softmax, or subtract ReduceMax of x over the keys from x: the weights are the same",
-                    )
                 users = _makers_of(trail(site.input, frozenset(dots))[0]) | site.nodes
                 beside = key_reductions(cuts, weights, through, users, key)
                 inside = absorbed(cuts, beside.through, users | beside.nodes)
-                reader = cuts.reader("side", anchors=frozenset(reached), through=inside, bound=beside.leaf)
+                bound = beside.leaf if rows is None else either(rows.leaf, beside.leaf)
+                reader = cuts.reader("side", anchors=frozenset((site.output,)), through=inside, bound=bound)
                 probability = reader.at(weights, where)
                 v = cuts.reader("operand").at(values, place)
-                read = Read(site, through, inside, probability, reader.at, beside)
+                read = Read(site, through, inside, probability, reader.at, beside, rows)
                 return _between(second, read, dots, cuts, (o, key, v))
         except LiftError as error:
             refusals.append(error)
     if refusals:
         raise joined(refusals)
     return None
+
+
+def _weighted(
+    weights: ir.Value, dots: dict[ir.Value, Dot], cuts: Cuts, key: Var
+) -> tuple[Site, frozenset[ir.Value], RowReductions | None] | None:
+    """The softmax that `weights` are made of, what lies between, and the sums where it is one by exponentials."""
+    through, reached = trail(weights, frozenset(cuts.sites))
+    found: list[tuple[Site, frozenset[ir.Value], RowReductions | None]]
+    found = [(cuts.sites[value], through, None) for value in reached]
+    if not found:
+        through, reached = trail(weights, frozenset(cuts.exponentials))
+        for site in (cuts.exponentials[value] for value in reached):
+            anchors = frozenset(trail(site.input, frozenset(dots))[1])
+            rows = row_reductions(cuts, site, anchors, key) if anchors else None
+            found += [] if rows is None else [(site, through, rows)]
+    if len(found) > 1:
+        raise LiftError(
+            f"it mixes the probabilities of {len(found)} softmaxes",
+            node=found[0][0].node,
+            advice="multiply each softmax with its own values and add the results",
+        )
+    return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +152,32 @@ class Read:
     probability: Expr
     at: At
     reductions: KeyReductions
+    rows: RowReductions | None
+
+    @property
+    def leaf(self) -> Leaf:
+        """What gives elements of reductions over the keys."""
+        return self.reductions.leaf if self.rows is None else either(self.rows.element, self.reductions.leaf)
+
+    @property
+    def own(self) -> frozenset[ir.Node]:
+        """The reductions over the keys."""
+        return self.reductions.nodes | (NO_NODES if self.rows is None else frozenset(self.rows.nodes.values()))
 
     def aside(self, value: ir.Value, index: Index) -> Expr | None:
         """The element of a value that is computed inside beside the weights."""
-        return self.at(value, index) if value in self.inside else self.reductions.leaf(value, index)
+        if value not in self.inside:
+            return self.leaf(value, index)
+        found = self.at(value, index)
+        return found if self.rows is None else self.rows.resolved(found)
 
 
 def _between(second: Dot, read: Read, dots: dict[ir.Value, Dot], cuts: Cuts, parts: tuple[Index, Var, Expr]) -> Draft:
     o, key, v = parts
     site = read.site
     load = _only(read.probability, cuts, site.output, "the probabilities are read at more than one key")
+    if read.rows is not None:
+        site = replace(site, axes=tuple(i for i, index in enumerate(load.index) if key in variables(index)))
     position, rows = _softmax_index(load, site, key, cuts)
     shape = shape_of(site.input, cuts.shapes)
     total = shape[position]
@@ -164,20 +196,29 @@ def _between(second: Dot, read: Read, dots: dict[ir.Value, Dot], cuts: Cuts, par
     problems: list[LiftError] = []
     for anchor in reached:
         through = trail(site.input, frozenset({anchor}))[0]
-        inner = core_of(dots[anchor], second, site) | _makers_of(read.through | through) | read.reductions.nodes
+        through |= NOTHING if read.rows is None else read.rows.through - {anchor}
+        inner = core_of(dots[anchor], second, site) | _makers_of(read.through | through) | read.own
         inside = absorbed(cuts, through, inner)
-        reader = cuts.reader("side", anchors=frozenset({anchor}), through=inside)
+        bound = None if read.rows is None else read.rows.leaf
+        reader = cuts.reader("side", anchors=frozenset({anchor}), through=inside, bound=bound)
         try:
             first = dots[anchor]
             with stage(f"its scores come from {first.node.op_type} {name_of(first.node)!r}", node=first.node):
                 score = reader.at(site.input, (*rows[:position], load.index[position], *rows[position + 1 :]))
+                factor = ONE_FLOAT
+                if read.rows is not None:
+                    read.rows.at = reader.at
+                    score, factor = read.rows.settle(score)
                 sizes = (total, second.depth, load.index[position], key)
                 sink = _sink(reader.at, site, (position, rows), sizes, anchor)
-                shares = _share_taps(read, load, inner, cuts)
+                shares = _share_taps(read, load, inner, cuts, factor)
                 weights = weights_of(read.probability, load, key, simple=not shares)
+                if read.rows is not None:
+                    weights = _raised(weights, read, load, key, factor)
                 found = _scores(second, first, site, cuts, (o, key, score, sink, v, weights, read.reductions))
-                scores = _score_taps(found, score, through, inner, cuts, (reader.at, inside))
-                return _draft(replace(found, beside=Beside(read.reductions, (*scores, *shares))), cuts)
+                scores = _score_taps(found, score, through - {site.output}, inner, cuts, (reader.at, inside))
+                beside = Beside(read.reductions, (*scores, *shares), read.rows)
+                return _draft(replace(found, beside=beside), cuts)
         except LiftError as error:
             problems.append(error)
     raise joined(problems)
@@ -202,9 +243,12 @@ def _makers_of(values: frozenset[ir.Value]) -> frozenset[ir.Node]:
     return frozenset(node for value in values if (node := value.producer()) is not None)
 
 
-def _share_taps(read: Read, load: Load, inner: frozenset[ir.Node], cuts: Cuts) -> list[Tap]:
-    """The probabilities, and what is made of them on their way to the second sum, where something else reads it."""
-    start = (read.site.output, load.index, cast(PROBABILITY, load.dtype))
+def _share_taps(read: Read, load: Load, inner: frozenset[ir.Node], cuts: Cuts, factor: Expr) -> list[Tap]:
+    """The probabilities, and what is made of them on their way to the second sum, where something else reads it.
+
+    With exponentials in their place, these are p · `factor`.
+    """
+    start = (read.site.output, load.index, cast(PROBABILITY * factor, load.dtype))
     return taps_of(cuts, start, read.through, inner, read.aside)
 
 
@@ -223,6 +267,23 @@ def weights_of(expr: Expr, load: Load, key: Var, *, simple: bool = True) -> Weig
         )
     program = without_f64(cast(substitute(expr, {load: cast(PROBABILITY, load.dtype)}), DType.F32))
     return Weights(False, ACC, None if program == PROBABILITY else program)
+
+
+def _raised(weights: Weights, read: Read, load: Load, key: Var, factor: Expr) -> Weights:
+    """The weights of exponentials, which are p · `factor`, as those of p."""
+    assert read.rows is not None
+    program = weights.program
+    logarithm = any(isinstance(part, Op) and part.name == "log" for part in walk(factor))
+    if weights.guard or (logarithm and TOP in variables(factor)):  # exponentials are NaN or infinite where p is not
+        weights = weights_of(read.probability, load, key, simple=False)
+        program = weights.program or PROBABILITY
+    finish = read.rows.resolved(weights.finish)
+    if program is None:
+        finish = unless_empty(of_shares(finish, ACC, factor), extent_of(key))
+    else:
+        program = of_shares(read.rows.resolved(program), PROBABILITY, factor)
+    # rows of −inf alone have exponentials of 0, not NaN, until something divides by their sum
+    return Weights(TOP in variables(factor), finish, program)
 
 
 def _simple_weights(expr: Expr, load: Load, key: Var) -> Weights | None:
@@ -425,11 +486,21 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
     b, h, q, e = axes.b, axes.h, axes.q, axes.e
     where = tuple(substitute(index, axes.renamed) for index in found.o)
     value = found.second.finish(substitute(found.weights.finish, axes.renamed), where, cuts.reader("side").at)
-    core = core_of(found.first, found.second, found.site) | found.beside.reductions.nodes
-    growth = Growth(cuts, {found.second.out: where}, {found.second.out: value}, [found.second.node])
+    rows = None if found.beside.rows is None else found.beside.rows.moved(axes.renamed)
+    growth = Growth(
+        cuts,
+        {found.second.out: where},
+        {found.second.out: value},
+        [found.second.node],
+        aside=None if rows is None else rows.element,
+    )
     extent = grow(growth)
     if not extent.results:
         raise LiftError("nothing reads the result")
+    core = core_of(found.first, found.second, found.site) | found.beside.reductions.nodes
+    if rows is not None:
+        core |= frozenset(rows.used)
+        _check_divided(found, rows, growth, extent.results)
     in_axes = {name: substitute(expr, axes.renamed) for name, expr in
                (("q", found.q), ("k", found.k), ("v", found.v), ("score", found.score))}  # fmt: skip
     in_axes["score"] = by_position(in_axes["score"], found.key)
@@ -441,7 +512,9 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
     sink = None
     if found.sink is not None:
         sink = View("sink", (b, h, q), cast(substitute(found.sink, axes.renamed), DType.F32))
-    results = tuple(result(cuts, out, (b, h, q, e), growth.where[out], growth.value[out]) for out in extent.results)
+    results = tuple(
+        result(cuts, out, (b, h, q, e), growth.where[out], finished(growth.value[out])) for out in extent.results
+    )
     results += _tap_results(found, axes, cuts)
     weight = None if found.weights.program is None else substitute(found.weights.program, axes.renamed)
     steps = tuple(
@@ -464,6 +537,15 @@ def _draft(found: Found, cuts: Cuts) -> Draft:
     label = _label(found, in_axes["score"], q)
     outputs = (*extent.results, *(tap.value for tap in found.beside.taps))
     return Draft(KIND, label, core | frozenset(extent.nodes), outputs, tuple(programs), spec)
+
+
+def _check_divided(found: Found, rows: RowReductions, growth: Growth, results: tuple[ir.Value, ...]) -> None:
+    """LiftError where no sum of the exponentials takes part in what is made of them: the region would be no softmax."""
+    sums = frozenset(value for value, node in rows.nodes.items() if node.op_type in SUMS)
+    ends = (found.second.left, found.second.right, *results)
+    if not any(trail(value, sums)[1] for value in ends):
+        node, error = next(iter(growth.refused.items()), (None, "nothing does"))
+        raise LiftError(f"its result is not divided by the sum of its exponentials: {error}", node=node, advice=DIVIDE)
 
 
 def _tap_results(found: Found, axes: Axes, cuts: Cuts) -> tuple[Result, ...]:
@@ -490,7 +572,8 @@ def _label(found: Found, score: Expr, query: Var) -> str:
         "by position": by_index,
         "masked": bool(loads(score)),
         "sink": found.sink is not None,
-        "NaN guard": found.weights.guard,
+        "exponentials": found.beside.rows is not None,
+        "NaN guard": found.weights.guard and found.beside.rows is None,
         "weights kept": bool(found.beside.taps),
     }
     return ", ".join([KIND, *(name for name, present in traits.items() if present)])

@@ -59,6 +59,7 @@ class Cuts:
     opset: int
     remains: Remains
     sites: dict[ir.Value, Site]
+    exponentials: dict[ir.Value, Site]  # of values that may be those of a softmax but for a factor per row
     tensors: dict[ir.Value, Tensor] = field(default_factory=dict[ir.Value, Tensor])
     values: dict[str, ir.Value] = field(default_factory=dict[str, ir.Value])
     _known: dict[ir.Value, bool] = field(default_factory=dict[ir.Value, bool])

@@ -79,6 +79,11 @@ def hidden(score: Expr, dtype: DType) -> Expr:
     return select(binary("le", score, F16_LOWEST), const(-math.inf), score)
 
 
+def without_halves(expr: Expr) -> Expr:
+    """`expr` in float32 arithmetic, as `widened` makes the programs of a spec."""
+    return _wide(expr, NOTHING)
+
+
 def widened(spec: Spec) -> Spec:
     """The spec in float32 arithmetic; see the module docstring. A spec without 16-bit floats comes back as it is."""
     match spec:

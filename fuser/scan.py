@@ -21,7 +21,7 @@ from fuser.lower import Draft, lower
 from fuser.reductions import is_reduction
 from fuser.region import Miss, Region, name_of
 from fuser.shapes import Shapes
-from fuser.softmax import sites_of
+from fuser.softmax import exponentials, sites_of
 from fuser.unfused import work_of
 from fuser.unrolled import Unrolled, unrolled
 from fuser.worth import EVERYTHING, CostModel, misread
@@ -194,7 +194,7 @@ def _scan(place: _Place, opset: int, cost: CostModel) -> _Scan:
     """The scan of one graph."""
     shapes = place.shapes
     remains = Remains(place.graph, lambda node: is_plumbing(node, shapes))
-    cuts = Cuts(shapes, opset, remains, sites_of(place.graph, shapes, opset))
+    cuts = Cuts(shapes, opset, remains, sites_of(place.graph, shapes, opset), exponentials(place.graph))
     dots, refused = attention.dots_of(remains.nodes, cuts)
     state = _Scan(place, cuts, dots, cost)
     for node, error in refused.items():

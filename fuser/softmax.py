@@ -1,7 +1,8 @@
 """Where a graph normalises by a softmax: the operator, exp of its logarithm, or exp(x − max x) / Σ exp(x − max x).
 
 Comes in: nodes. Goes out: `Site`s: the probabilities, the scores, and the axes that are summed over. How the pieces are
-brought together (axes kept or not, a reciprocal, log Σ exp x in place of the maximum) is read as expressions.
+brought together (axes kept or not, a reciprocal, log Σ exp x in place of the maximum) is read as expressions. Where no
+quotient is a value of the graph, or no maximum is subtracted, `exponentials.py` reads the exponentials themselves.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,22 +19,17 @@ from tilecore.contract.expr import Const, Expr, Load, Op, Var, apply, const, rew
 from tilecore.contract.spec import Tensor
 
 PIECES = 16  # nodes between two pieces of a softmax
-NO_MAXIMUM = "its weights are exp(x) / Σ exp(x) without the maximum of x subtracted: NaN where exp(x) overflows"
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One softmax: `output` = softmax of `input` over `axes` (all of them together), by `nodes` up to `node`.
-
-    `problem` says why what looks like one is none.
-    """
+    """One softmax: `output` = softmax of `input` over `axes` (all of them together), by `nodes` up to `node`."""
 
     node: ir.Node
     input: ir.Value
     output: ir.Value
     axes: tuple[int, ...]
     nodes: frozenset[ir.Node]
-    problem: str = ""
 
 
 def sites_of(nodes: Iterable[ir.Node], shapes: Shapes, opset: int) -> dict[ir.Value, Site]:
@@ -58,6 +54,16 @@ def softmax_axes(node: ir.Node, rank: int, opset: int) -> tuple[int, ...]:
     """The axes that a Softmax or LogSoftmax sums over: before opset 13 the axis and all that follow it."""
     axis = int(attribute(node, "axis", -1 if opset >= 13 else 1)) % rank
     return (axis,) if opset >= 13 else tuple(range(axis, rank))
+
+
+def exponentials(nodes: Iterable[ir.Node]) -> dict[ir.Value, Site]:
+    """Every Exp by its output, as what may be a softmax but for a factor per row."""
+    found = (node for node in nodes if node.op_type == "Exp" and node.domain in ("", "ai.onnx"))
+    return {
+        node.outputs[0]: Site(node, value, node.outputs[0], (), frozenset((node,)))
+        for node in found
+        if (value := node.inputs[0]) is not None
+    }
 
 
 def _operator(node: ir.Node, shapes: Shapes, opset: int) -> Site | None:
@@ -92,12 +98,11 @@ def _quotients(total: ir.Node, shapes: Shapes, opset: int) -> Iterator[Site]:
         scores, before = _unshifted(exp.inputs[0], exp, ends)
     except LiftError:  # shapes or axes that are known at run time only: not a softmax that can be told
         return
-    for node in sorted(divisions, key=lambda node: node.name or ""):
+    for node in sorted(divisions, key=lambda node: node.name or "") if before else ():
         between = ends.between(node.outputs[0])
         if between is not None and ends.is_quotient(node.outputs[0]):
-            problem = "" if before else NO_MAXIMUM
             pieces = frozenset((exp, total)) | between | before
-            yield Site(node, scores, node.outputs[0], axes, pieces, problem)
+            yield Site(node, scores, node.outputs[0], axes, pieces)
 
 
 def _unshifted(x: ir.Value, exp: ir.Node, ends: "_Ends") -> tuple[ir.Value, frozenset[ir.Node]]:

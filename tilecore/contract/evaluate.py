@@ -12,6 +12,8 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, Source, Sym, Var, loads
 from tilecore.contract.ops import OPS
 from tilecore.contract.spec import (
+    TOP,
+    TOTAL,
     AttentionSpec,
     Cell,
     ContractionSpec,
@@ -177,11 +179,10 @@ def _attention(spec: AttentionSpec, run: Evaluator) -> tuple[tuple[Var, ...], di
     if spec.sink is not None:
         sink = view_array(spec.sink, run)[..., None]
         scores = np.concatenate([scores, sink], axis=-1)
-    if scores.shape[-1]:
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights = (weights / weights.sum(axis=-1, keepdims=True))[..., : sizes[-1]]
-    else:
-        weights = scores
+    env[TOP] = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - env[TOP])
+    env[TOTAL] = np.where(env[TOP] == -np.inf, 0.0, weights.sum(axis=-1, keepdims=True))
+    weights = (weights / env[TOTAL])[..., : sizes[-1]]
     if spec.nan_guard:
         weights = np.where(np.isnan(weights), 0, weights)
     for step in spec.reductions:

@@ -88,6 +88,8 @@ class Result:
 
 
 PROBABILITY = Var("p", DType.F32)  # what programs call the softmax's result
+TOP = Var("top", DType.F32)  # and its row's maximum, of scores and sink: −inf where there are none
+TOTAL = Var("total", DType.F32)  # and the row's Σ exp(score − top), the sink's exponential included
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ class AttentionSpec:
     nothing; a row of −inf alone gives NaN, as softmax does, or 0 with `nan_guard` (a `Where(IsNaN(p), 0, p)`).
     `sink`, over (b, h, q), is one more logit whose weight is dropped. `outputs` are over (b, h, q, e) and `acc`.
     `weight`, over `score_axes` and the f32 placeholder `probability` (the softmax's result), is what V is multiplied
-    by instead of that result, such as the result quantised; None for the result itself. Where q and k are i16 views,
+    by instead of that result, such as the result quantised; None for the result itself. Every program but `score` may
+    read the row's `TOP` and `TOTAL`, whose TOTAL · exp(TOP) is Σ exp(score). Where q and k are i16 views,
     `raw` is their exact i32 sum. `reductions` are values over `score_axes` reduced over the keys, such as a mask's
     maximum: outputs over (b, h, q, e) and `weight` may read them. An output over `score_axes` is a program of `raw`
     and `probability`: scores or weights that are needed in memory too.

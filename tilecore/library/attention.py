@@ -65,5 +65,5 @@ def attention(
         for C, result in score.finals(outputs):
             with T.If(part == 0):
                 for i, e in T.Parallel(block_m, E):
-                    done = (score.finish(o[i, e], total[i], keys), *beside.at(i))
+                    done = (score.finish(o[i, e], total[i], keys), *beside.at(i), top[i], total[i])
                     C[b, h, m * block_m + i, e] = result(done, b, h, m * block_m + i, e)

@@ -29,17 +29,16 @@ def attention_in_two_passes(
     block_m: Any = T.auto,
     block_n: Any = T.auto,
 ) -> None:
-    """O = weight(softmax(score(Q · Kᵀ))) · V: a program of the normalised probability needs its row's whole sum first.
+    """O = weight(softmax(score(Q · Kᵀ))) · V: the first pass has each row's maximum and sum, the second the weights.
 
-    The first pass has the maximum and the sum of each row, the second the weights; scores are made twice.
+    Scores are made twice.
     """
-    B, H, queries, D = Q.shape
-    keys, E = V.shape[2:]
+    (B, H, queries, D), (keys, E) = Q.shape, V.shape[2:]
     with T.Kernel(T.ceildiv(queries, block_m), H, B) as (m, h, b):
         q = T.alloc_shared((block_m, D), Q.dtype)
-        k, again = T.alloc_shared((block_n, D), K.dtype), T.alloc_shared((block_n, D), K.dtype)
+        k, again = (T.alloc_shared((block_n, D), K.dtype) for _ in range(2))
         v = T.alloc_shared((block_n, E), V.dtype)
-        s, p = T.alloc_fragment((block_m, block_n), score.dtype), T.alloc_fragment((block_m, block_n), score.dtype)
+        s, p = (T.alloc_fragment((block_m, block_n), score.dtype) for _ in range(2))
         o = T.alloc_fragment((block_m, E), score.dtype)
         top, total, rescale = (T.alloc_fragment((block_m,), score.dtype) for _ in range(3))
         factor = p if V.dtype is p.dtype else T.alloc_shared((block_m, block_n), V.dtype)
@@ -67,15 +66,16 @@ def attention_in_two_passes(
                 for i, j in T.Parallel(block_m, block_n):
                     row, key = m * block_m + i, n * block_n + j
                     share = score.share(weight(score(remade[i, j], b, h, row, key), top[i]), total[i])
-                    done = (remade[i, j], share, *beside.at(i))
-                    Y[b, h, row, key] = result(done, b, h, row, key)
+                    known = (remade[i, j], share, *beside.at(i), top[i], total[i])
+                    Y[b, h, row, key] = result(known, b, h, row, key)
             for i, j in T.Parallel(block_m, block_n):
                 row, key = m * block_m + i, n * block_n + j
                 share = score.share(weight(score(remade[i, j], b, h, row, key), top[i]), total[i])
-                used = score.weight(share, beside.at(i), b, h, row, key)
+                used = score.weight((share, *beside.at(i), top[i], total[i]), b, h, row, key)
                 p[i, j] = T.if_then_else(key < keys, used, 0.0)
             T.copy(V[b, h, n * block_n, 0], v)
             T.gemm(as_operand(p, factor), v, o)
         for C, result in score.finals(outputs):
             for i, e in T.Parallel(block_m, E):
-                C[b, h, m * block_m + i, e] = result((o[i, e], *beside.at(i)), b, h, m * block_m + i, e)
+                done = (o[i, e], *beside.at(i), top[i], total[i])
+                C[b, h, m * block_m + i, e] = result(done, b, h, m * block_m + i, e)

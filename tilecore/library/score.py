@@ -24,7 +24,7 @@ from tilecore.contract.expr import (
     substitute,
     variables,
 )
-from tilecore.contract.spec import AttentionSpec, Result, Step, View
+from tilecore.contract.spec import TOP, TOTAL, AttentionSpec, Result, Step, View
 from tilecore.language import Handle, Value
 from tilecore.library.epilogue import Epilogue
 from tilecore.value import Operand, program
@@ -51,15 +51,20 @@ class Score:
         """What is reduced over the keys beside the scores."""
         return self.spec.reductions
 
+    @property
+    def row_vars(self) -> tuple[Var, ...]:
+        """What programs may know of a row: its reductions, then its maximum and its sum."""
+        return (*(step.var for step in self.spec.reductions), TOP, TOTAL)
+
     def finals(self, outputs: Sequence[Handle]) -> list[tuple[Handle, Epilogue]]:
         """The outputs over (b, h, q, e), and what they are: functions of the sum and the reductions."""
-        accs = (self.spec.acc, *(step.var for step in self.spec.reductions))
+        accs = (self.spec.acc, *self.row_vars)
         pairs = zip(outputs, self.spec.outputs, strict=True)
         return [(out, Epilogue(accs, result)) for out, result in pairs if not is_per_key(self.spec, result)]
 
     def taps(self, outputs: Sequence[Handle], *, shared: bool) -> list[tuple[Handle, Epilogue]]:
         """The outputs over (b, h, q, k): functions of the dot product; where `shared` also of share and reductions."""
-        known = (self.spec.probability, *(step.var for step in self.spec.reductions)) if shared else ()
+        known = (self.spec.probability, *self.row_vars) if shared else ()
         accs = (self.spec.raw, *known)
         pairs = zip(outputs, self.spec.outputs, strict=True)
         return [(out, Epilogue(accs, result)) for out, result in pairs if is_per_key(self.spec, result)]
@@ -79,13 +84,11 @@ class Score:
         """The type of dot products: i32 of integer operands, else that of scores."""
         return self.spec.raw.dtype
 
-    def weight(self, probability: Value, reduced: Sequence[Operand], *index: Operand) -> Value:
-        """What V is multiplied by at (b, h, q, k), for the normalised `probability` and the row's reductions."""
-        if self.spec.weight is None:
-            return probability
+    def weight(self, known: Sequence[Operand], *index: Operand) -> Value:
+        """What V is multiplied by at (b, h, q, k), for the normalised probability and the values of `row_vars`."""
         arguments = dict(zip(self.spec.score_axes, index, strict=True))
-        arguments |= zip((step.var for step in self.spec.reductions), reduced, strict=True)
-        return program(self.spec.weight, {self.spec.probability: probability, **arguments})
+        arguments |= zip((self.spec.probability, *self.row_vars), known, strict=True)
+        return program(self.spec.probability if self.spec.weight is None else self.spec.weight, arguments)
 
     def part(self, step: Step, inside: Value, *index: Operand) -> Value:
         """What `step` reduces at (b, h, q, k), and its neutral element for keys that are not `inside`."""
@@ -142,7 +145,7 @@ def is_per_key(spec: AttentionSpec, result: Result) -> bool:
 
 def needs_shares(spec: AttentionSpec) -> bool:
     """Whether the normalised probability itself is read, so that a row's sum must be known before its first weight."""
-    late = {spec.probability, *(step.var for step in spec.reductions)}
+    late = {spec.probability, TOP, TOTAL, *(step.var for step in spec.reductions)}
     taps = [result.value for result in spec.outputs if is_per_key(spec, result)]
     return spec.weight is not None or any(late & variables(value) for value in taps)
 
