@@ -23,6 +23,7 @@ from tilecore.tracer import current
 from tilecore.value import Value, choose, operate
 
 HOOKS = "__tile__"  # a free variable of rewritten functions
+TILES = frozenset({"alloc_shared", "alloc_fragment", "alloc_local", "alloc_reducer", "alloc_global", "empty"})
 
 
 class Undecided:
@@ -215,7 +216,9 @@ def scripted(function: Callable[..., Any]) -> Callable[..., Any]:
     definition.decorator_list = []
     _strip(definition.args)
     definition.returns = None
-    rewritten = _Rewriter(_cells(definition), _parameters(definition)).visit(definition)
+    cells = _cells(definition)
+    _check_kept(definition, cells, code.co_filename)
+    rewritten = _Rewriter(cells, _parameters(definition)).visit(definition)
     inner = _compiled(rewritten, [*code.co_freevars, HOOKS], code.co_filename)
     known = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     known[HOOKS] = types.CellType(Hooks)
@@ -243,9 +246,38 @@ def _cells(definition: ast.FunctionDef) -> frozenset[str]:
     """Names that `T.alloc_var` gives."""
     found: set[str] = set()
     for node in ast.walk(definition):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _called(node.value) == "alloc_var":
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                found |= _allocated(target, node.value)
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            found |= _allocated(node.target, node.value)
     return frozenset(found)
+
+
+def _check_kept(definition: ast.FunctionDef, cells: frozenset[str], filename: str) -> None:
+    """TileError for a name that is a cell in one place and a tile in another."""
+    for node in ast.walk(definition):
+        if not isinstance(node, ast.Assign):
+            continue
+        both = cells & set[str]().union(*(_allocated(target, node.value, TILES) for target in node.targets))
+        if both:
+            raise TileError(
+                f"{min(both)} is a tile here and a T.alloc_var elsewhere in this function",
+                Span(filename, node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0),
+                instead="a name of its own for each",
+            )
+
+
+def _allocated(target: ast.expr, value: ast.expr, by: frozenset[str] = frozenset({"alloc_var"})) -> set[str]:
+    """The names of `target` that hold what one of the functions `by` made, one by one or a tuple of them."""
+    if isinstance(target, ast.Tuple | ast.List):
+        if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
+            pairs = zip(target.elts, value.elts, strict=True)
+            return set[str]().union(*(_allocated(element, one, by) for element, one in pairs))
+        if isinstance(value, ast.ListComp | ast.GeneratorExp):
+            return set[str]().union(*(_allocated(element, value.elt, by) for element in target.elts))
+    made = isinstance(value, ast.Call) and _called(value) in by
+    return {target.id} if made and isinstance(target, ast.Name) else set()
 
 
 def _called(call: ast.Call) -> str:
@@ -335,9 +367,12 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
-        """`A: T.Tensor(…)`."""
+        """`A: T.Tensor(…)`, and `n: T.int32 = …`."""
+        if node.value is not None:
+            target, value = self._target(node.target, node.value), self.visit(node.value)
+            return _located(ast.Assign([target], value), node)
         self.generic_visit(node)
-        if node.value is not None or not isinstance(node.target, ast.Name) or node.target.id not in self.parameters:
+        if not isinstance(node.target, ast.Name) or node.target.id not in self.parameters:
             return node
         name = node.target.id
         value = _call("declare", ast.Constant(name), ast.Name(name, ast.Load()), node.annotation)
@@ -345,11 +380,22 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         """Assigning to a cell stores; its allocation does not."""
-        allocation = isinstance(node.value, ast.Call) and _called(node.value) == "alloc_var"
+        node.targets = [self._target(target, node.value) for target in node.targets]
         node.value = self.visit(node.value)
-        if not allocation:
-            node.targets = [self.visit(target) for target in node.targets]
         return node
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
+        """`(n := …)`, which binds a name and cannot store to a cell."""
+        node.value = self.visit(node.value)
+        return node
+
+    def _target(self, target: Any, value: ast.expr) -> Any:
+        """What is assigned: names that receive a cell stay names."""
+        if not _allocated(target, value):
+            return self.visit(target)
+        if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+            target.elts = list(map(self._target, target.elts, value.elts))
+        return target
 
     def visit_Name(self, node: ast.Name) -> Any:
         """A cell is its element."""

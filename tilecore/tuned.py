@@ -98,9 +98,7 @@ class Tuned:
 
     def best(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Choice:
         """What to use for these arguments: measured once, nothing when the call gives all that is tuned."""
-        names = {name for config in self.configs for name in config}
-        positional = list(inspect.signature(self.function.original).parameters)[: len(arguments)]
-        if names <= {*named, *positional} and not self.function.is_annotated:
+        if not any(self._open(arguments, named)) and not self.function.is_annotated:
             return Choice({}, {}, remembered=False)
         python = {name: value for name, value in named.items() if not has_memory(value)}
         shapes = tuple((tuple(v.shape), str(v.dtype)) if has_memory(v) else v for v in arguments)
@@ -109,13 +107,22 @@ class Tuned:
             self.chosen[key] = self._remembered(arguments, named)
         return self.chosen[key]
 
+    def _open(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> list[Config]:
+        """The configurations without what the call gives, by name or by position; each once."""
+        positional = list(inspect.signature(self.function.original).parameters)[: len(arguments)]
+        given, found = {*named, *positional}, dict[str, Config]()
+        for config in self.configs:
+            rest = {name: value for name, value in config.items() if name not in given}
+            found[config_text(rest)] = rest
+        return list(found.values())
+
     def _remembered(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Choice:
         """From the cache, or measured and kept there."""
         kernels = self._kernels(arguments, named)
         given = [value for value in (*arguments, *named.values()) if has_memory(value)]
         made = given or random_arguments(kernels[0][1], named)
         folder = self.function.settings.cache / "tuned"
-        path = folder / f"{_record_key([kernel for _, kernel in kernels], made)}.json"
+        path = folder / f"{_record_key(kernels, made)}.json"
         known, remembered = _read(path), True
         if known is None:
             with _alone(folder):
@@ -130,7 +137,7 @@ class Tuned:
         """Every configuration that is not refused, with its kernel. KernelError when all are."""
         found: list[tuple[Config, JitKernel]] = []
         refused: list[str] = []
-        for config in self.configs:
+        for config in self._open(arguments, named):
             try:
                 if self.function.is_annotated:
                     found.append((config, self.function.compile(**config)))
@@ -192,11 +199,11 @@ def random_arguments(kernel: JitKernel, dims: Mapping[str, Any] | None = None) -
     return found
 
 
-def _record_key(kernels: Sequence[JitKernel], given: Sequence[Any]) -> str:
-    """By the programs, whose names are hashes of their C text, the machine, the threads and the class of sizes."""
+def _record_key(kernels: Sequence[tuple[Config, JitKernel]], given: Sequence[Any]) -> str:
+    """By configurations, programs, whose names are hashes of their C text, machine, threads and class of sizes."""
     sizes = [(str(value.dtype), *(1 << (int(dim) - 1).bit_length() for dim in value.shape)) for value in given]
-    programs = [(step.name for step in kernel.steps) for kernel in kernels]
-    parts = (machine_key(), kernels[0].threads, [list(names) for names in programs], sizes)
+    programs = [(config_text(config), [step.name for step in kernel.steps]) for config, kernel in kernels]
+    parts = (machine_key(), kernels[0][1].threads, programs, sizes)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 

@@ -197,18 +197,21 @@ def test_extents_left_open_are_completed(jit: Callable[..., Any]) -> None:
 
 
 def test_measured_configurations(jit: Callable[..., Any]) -> None:
-    def factory(n: int, block: int = 1) -> Any:
+    def factory(n: int, block: int = 1, times: int = 1) -> Any:
         @T.prim_func
         def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")) -> None:  # type: ignore[valid-type]
             with T.Kernel(n // block) as b:
                 for i in T.Parallel(block):
-                    B[b * block + i] = A[b * block + i]
+                    B[b * block + i] = A[b * block + i] * float(times)
 
         return kernel
 
-    tuned = tilecore.autotune(configs=[{"block": 4}, {"block": 8}], warmup=1, rep=2)(jit(factory, out_idx=1))
-    assert tuned(16).config["block"] in (4, 8)
-    assert tuned(16, block=2).config["block"] == 2
+    configs = [{"block": block, "times": times} for block in (4, 8) for times in (2, 3)]
+    tuned = tilecore.autotune(configs=configs, warmup=1, rep=2)(jit(factory, out_idx=1))
+    assert tuned(16, times=2).config["block"] in (4, 8)
+    assert tuned(16, block=2, times=3).config["block"] == 2
+    assert tuned(16, 2).config["block"] == 2  # given by position: only the other one is chosen
+    assert set(tuned.best((16, 2), {}).microseconds) == {"times=2", "times=3"}
 
 
 def test_what_was_measured_is_remembered_by_program_and_class_of_sizes(jit: Callable[..., Any], tmp_path: Path) -> None:

@@ -574,3 +574,15 @@ def test_an_error_of_the_author_s_own_passes_unchanged() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         program_of(kernel)
+
+
+def test_a_name_for_a_tile_and_for_a_cell() -> None:
+    def kernel(C: T.Tensor((8,), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            total = T.alloc_var(T.float32, init=0.0)
+            total, _ = T.alloc_fragment((8,), T.float32), total + 1.0
+            T.copy(total, C)
+
+    with pytest.raises(TileError, match=r"total is a tile here and a T\.alloc_var elsewhere") as caught:
+        T.prim_func(kernel)
+    assert underlined(caught.value) == "total, _ = T.alloc_fragment((8,), T.float32), total + 1.0"

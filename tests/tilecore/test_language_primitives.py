@@ -482,3 +482,27 @@ def test_exp2_over_its_whole_range(build: Compile) -> None:
     assert np.isnan(y[points.size : points.size + nans.size]).all()
     with np.errstate(over="ignore"):
         np.testing.assert_allclose(y[-edges.size :], np.exp2(edges), rtol=0, atol=2.0**-125)
+
+
+def test_cells_in_tuples_comprehensions_and_with_annotations(build: Compile) -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((M, N), "float32"), B: T.Tensor((M, 4), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(M) as m:
+            low, high = T.alloc_var(T.float32, init=0.0), T.alloc_var(T.float32)
+            first, second = (T.alloc_var(T.float32) for _ in range(2))
+            count: Any = T.alloc_var(T.int32, init=0)
+            high, first = 0.0, A[m, 0]
+            second = first * 2.0
+            while count < N:
+                value = A[m, count]
+                low = min(low, value)
+                if value > high:
+                    high = value
+                count = count + 1
+            for j in T.Parallel(4):
+                B[m, j] = low if j == 0 else high if j == 1 else first if j == 2 else second
+
+    array = RNG.standard_normal((M, N)).astype(np.float32)
+    ends = np.minimum(array.min(1), 0), np.maximum(array.max(1), 0)
+    wanted = np.stack([*ends, array[:, 0], array[:, 0] * 2], 1)
+    np.testing.assert_array_equal(both(build, kernel, array), wanted)

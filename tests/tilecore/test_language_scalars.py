@@ -1,0 +1,217 @@
+"""Every scalar function of the tile language in every type, and every cast: run against float64 or integers.
+
+One kernel per type has all functions as rows of its output, so that there are few to build.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilecore
+from tilecore import language as T
+
+pytestmark = pytest.mark.cpu
+COUNT = 45  # divides no vector
+RNG = np.random.default_rng(11)
+erf = np.vectorize(math.erf)
+FLOATS: dict[str, Any] = {
+    "float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
+}  # fmt: skip
+INTEGERS: dict[str, Any] = {
+    "int64": np.int64, "int32": np.int32, "int16": np.int16, "int8": np.int8, "uint8": np.uint8,
+}  # fmt: skip
+TYPES: dict[str, Any] = {**FLOATS, **INTEGERS, "bool": np.bool_}
+ROUNDING = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+
+Function = Callable[..., Any]
+UNARY: dict[str, tuple[Function, Function]] = {
+    "exp": (T.exp, np.exp), "exp2": (T.exp2, np.exp2), "sin": (T.sin, np.sin), "cos": (T.cos, np.cos),
+    "tanh": (T.tanh, np.tanh), "erf": (T.erf, erf), "sigmoid": (T.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "abs": (T.abs, np.abs), "sign": (T.sign, np.sign), "floor": (T.floor, np.floor), "ceil": (T.ceil, np.ceil),
+    "round": (T.round, np.rint), "neg": (lambda x: -x, np.negative),
+    "log": (lambda x: T.log(T.abs(x) + 0.5), lambda x: np.log(np.abs(x) + 0.5)),
+    "log2": (lambda x: T.log2(T.abs(x) + 0.5), lambda x: np.log2(np.abs(x) + 0.5)),
+    "sqrt": (lambda x: T.sqrt(T.abs(x)), lambda x: np.sqrt(np.abs(x))),
+    "rsqrt": (lambda x: T.rsqrt(T.abs(x) + 0.5), lambda x: 1 / np.sqrt(np.abs(x) + 0.5)),
+    "ldexp": (lambda x: T.ldexp(x, 3), lambda x: np.ldexp(x, 3)),
+}  # fmt: skip
+BINARY: dict[str, tuple[Function, Function]] = {
+    "add": (lambda x, y: x + y, np.add), "sub": (lambda x, y: x - y, np.subtract),
+    "mul": (lambda x, y: x * y, np.multiply), "div": (lambda x, y: x / y, np.divide),
+    "pow": (lambda x, y: T.pow(T.abs(x) + 0.5, y), lambda x, y: np.power(np.abs(x) + 0.5, y)),
+    "power": (lambda x, y: (T.abs(x) + 0.5) ** y, lambda x, y: np.power(np.abs(x) + 0.5, y)),
+    "min": (T.min, np.minimum), "max": (T.max, np.maximum),
+    "select": (lambda x, y: T.Select(x < y, x, y + 1), lambda x, y: np.where(x < y, x, y + 1)),
+}  # fmt: skip
+WHOLE: dict[str, tuple[Function, Function]] = {
+    "add": (lambda x, y: x + y, np.add), "sub": (lambda x, y: x - y, np.subtract),
+    "mul": (lambda x, y: x * y, np.multiply), "floordiv": (T.floordiv, np.floor_divide),
+    "floormod": (T.floormod, np.mod), "//": (lambda x, y: x // y, np.floor_divide), "%": (lambda x, y: x % y, np.mod),
+    "and": (T.bitwise_and, np.bitwise_and), "or": (T.bitwise_or, np.bitwise_or), "xor": (T.bitwise_xor, np.bitwise_xor),
+    "not": (lambda x, y: T.bitwise_not(x), lambda x, y: np.invert(x)),
+    "shl": (lambda x, y: T.shift_left(x, 3), lambda x, y: np.left_shift(x, 3)),
+    "shr": (lambda x, y: T.shift_right(x, 2), lambda x, y: np.right_shift(x, 2)),
+    "min": (T.min, np.minimum), "max": (T.max, np.maximum), "abs": (lambda x, y: T.abs(x), lambda x, y: np.abs(x)),
+    "sign": (lambda x, y: T.sign(x), lambda x, y: np.sign(x)), "neg": (lambda x, y: -x, lambda x, y: np.negative(x)),
+    "select": (lambda x, y: T.if_then_else(x <= y, x, y), lambda x, y: np.where(x <= y, x, y)),
+}  # fmt: skip
+COMPARISONS: dict[str, tuple[Function, Function]] = {
+    "<": (lambda x, y: x < y, np.less), "<=": (lambda x, y: x <= y, np.less_equal),
+    ">": (lambda x, y: x > y, np.greater), ">=": (lambda x, y: x >= y, np.greater_equal),
+    "==": (lambda x, y: x == y, np.equal), "!=": (lambda x, y: x != y, np.not_equal),
+}  # fmt: skip
+
+
+def table(functions: list[Function], given: str, made: str) -> Any:
+    """A kernel with one output row for each function of x[j] and y[j]."""
+
+    @T.prim_func
+    def kernel(
+        X: T.Tensor((COUNT,), given),  # type: ignore[valid-type]
+        Y: T.Tensor((COUNT,), given),  # type: ignore[valid-type]
+        Z: T.Tensor((len(functions), COUNT), made),  # type: ignore[valid-type]
+    ) -> None:
+        with T.Kernel(1) as _:
+            for j in T.Parallel(COUNT):
+                for row, function in enumerate(functions):
+                    Z[row, j] = function(X[j], Y[j])
+
+    return kernel
+
+
+def of_first(functions: tuple[Function, Function]) -> tuple[Function, Function]:
+    """A function of one number, and its oracle, as functions of the first of two."""
+    return lambda x, y: functions[0](x), lambda x, y: functions[1](x)
+
+
+def results(functions: list[Function], given: str, made: str, cache: Path, *arrays: np.ndarray) -> np.ndarray:
+    return tilecore.compile(table(functions, given, made), out_idx=-1, threads=1, cache=cache)(*arrays)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_functions_of_floats(dtype: str, object_cache: Path) -> None:
+    x, y = (RNG.uniform(-3, 3, COUNT).astype(FLOATS[dtype]) for _ in range(2))
+    x[:6] = [0.5, 1.5, -2.5, 0.0, 2.0, -1.0]
+    y[:3] = x[:3]
+    given = [*map(of_first, UNARY.values()), *BINARY.values()]
+    names = [*UNARY, *BINARY]
+    found = results([f for f, _ in given], dtype, dtype, object_cache, x, y).astype(np.float64)
+    wide = x.astype(np.float64), y.astype(np.float64)
+    for name, row, (_, oracle) in zip(names, found, given, strict=True):
+        np.testing.assert_allclose(row, oracle(*wide), rtol=3 * ROUNDING[dtype], atol=ROUNDING[dtype], err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_is_no_number_in_functions_of_floats(dtype: str, object_cache: Path) -> None:
+    x = np.resize(np.array([np.nan, np.inf, -np.inf, 0.0, 1.0]), COUNT).astype(FLOATS[dtype])
+    y = np.repeat(np.array([np.nan, np.inf, -np.inf, 0.0, 1.0]), COUNT // 5).astype(FLOATS[dtype])
+    kept = ["exp", "exp2", "tanh", "erf", "sigmoid", "abs", "floor", "ceil", "round", "neg", "sqrt"]
+    given = [of_first(UNARY[name]) for name in kept]
+    given += [BINARY[name] for name in ("add", "sub", "mul", "div", "min", "max")]
+    given.append((lambda x, y: T.infinity + x * 0, lambda x, y: np.inf + x * 0))
+    found = results([f for f, _ in given], dtype, dtype, object_cache, x, y).astype(np.float64)
+    with np.errstate(all="ignore"):
+        wanted = [oracle(x.astype(np.float64), y.astype(np.float64)) for _, oracle in given]
+    for name, row, right in zip([*kept, "+", "-", "*", "/", "min", "max", "infinity"], found, wanted, strict=True):
+        np.testing.assert_allclose(row, right, rtol=3 * ROUNDING[dtype], atol=ROUNDING[dtype], err_msg=name)
+    tests: list[tuple[Function, Function]] = [
+        (lambda x, y: T.isnan(x), lambda x, y: np.isnan(x)), (lambda x, y: T.isinf(x), lambda x, y: np.isinf(x)),
+        *COMPARISONS.values(),
+    ]  # fmt: skip
+    flags = results([f for f, _ in tests], dtype, "bool", object_cache, x, y)
+    for row, (_, oracle) in zip(flags, tests, strict=True):
+        np.testing.assert_array_equal(row, oracle(x.astype(np.float64), y.astype(np.float64)))
+
+
+def whole(dtype: str, *, zero: bool = True) -> np.ndarray:
+    """Numbers of an integer type: both ends of its range, small ones and any."""
+    low, high = int(T.min_value(dtype)), int(T.max_value(dtype))
+    array = RNG.integers(low, high, COUNT, dtype=np.int64, endpoint=True)
+    array[:20] = RNG.integers(-5 if low else 0, 6, 20)
+    array[-4:] = [low, high, 1, low]
+    return np.where(array == 0, 3, array).astype(INTEGERS[dtype]) if not zero else array.astype(INTEGERS[dtype])
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_functions_of_integers_wrap_around(dtype: str, object_cache: Path) -> None:
+    x, y = whole(dtype), whole(dtype, zero=False)
+    x[-1], y[-1] = 1, 2  # the smallest number by -1 is no number of the type: see below
+    y[y == -1] = 7
+    found = results([f for f, _ in WHOLE.values()], dtype, dtype, object_cache, x, y)
+    with np.errstate(over="ignore"):
+        for name, row, (_, oracle) in zip(WHOLE, found, WHOLE.values(), strict=True):
+            np.testing.assert_array_equal(row, oracle(x, y), err_msg=name)
+    flags = results([f for f, _ in COMPARISONS.values()], dtype, "bool", object_cache, x, y)
+    for name, row, (_, oracle) in zip(COMPARISONS, flags, COMPARISONS.values(), strict=True):
+        np.testing.assert_array_equal(row, oracle(x, y), err_msg=name)
+
+
+@pytest.mark.parametrize("given", TYPES)
+def test_every_cast(given: str, object_cache: Path) -> None:
+    """Floats truncate, integers keep their lowest bits, a bool is 0 or 1, and whatever is not 0 is true."""
+    if given == "bool":
+        x = RNG.integers(0, 2, COUNT).astype(np.bool_)
+    elif given in INTEGERS:
+        x = whole(given)
+    else:
+        x = RNG.uniform(-100, 100, COUNT).astype(FLOATS[given])
+        x[:7] = [0.0, -0.0, 0.5, -0.5, 1.0, -1.75, 99.0]
+
+    @T.prim_func
+    def kernel(
+        X: T.Tensor((COUNT,), given), a: T.Tensor((COUNT,), "float64"), b: T.Tensor((COUNT,), "float32"),  # type: ignore[valid-type]
+        c: T.Tensor((COUNT,), "float16"), d: T.Tensor((COUNT,), "bfloat16"), e: T.Tensor((COUNT,), "int64"),  # type: ignore[valid-type]
+        f: T.Tensor((COUNT,), "int32"), g: T.Tensor((COUNT,), "int16"), h: T.Tensor((COUNT,), "int8"),  # type: ignore[valid-type]
+        i: T.Tensor((COUNT,), "uint8"), k: T.Tensor((COUNT,), "bool"),  # type: ignore[valid-type]
+    ) -> None:  # fmt: skip
+        with T.Kernel(1) as _:
+            for j in T.Parallel(COUNT):
+                for made, place in zip(TYPES, (a, b, c, d, e, f, g, h, i, k), strict=True):
+                    place[j] = T.cast(T.abs(X[j]) if signless(given, made) else X[j], made)
+
+    outputs = tilecore.compile(kernel, out_idx=range(1, 11), threads=1, cache=object_cache)(x)
+    for (made, numpy), found in zip(TYPES.items(), outputs, strict=True):
+        values = np.abs(x) if signless(given, made) else x
+        values = values.astype(np.float32) if given in ("float16", "bfloat16") else values
+        with np.errstate(over="ignore"):
+            wanted = values != 0 if made == "bool" else values.astype(numpy)
+        np.testing.assert_array_equal(found, wanted, err_msg=f"{given} to {made}")
+
+
+def signless(given: str, made: str) -> bool:
+    """Floats below 0 are no number of an unsigned type."""
+    return given in FLOATS and made == "uint8"
+
+
+@pytest.mark.parametrize(("given", "made"), [
+    ("float32", "int32"), ("int32", "float32"), ("float64", "int64"), ("int64", "float64"), ("float16", "int16"),
+    ("int16", "bfloat16"), ("bfloat16", "int16"), ("uint8", "int8"), ("int8", "uint8"), ("bfloat16", "float16"),
+])  # fmt: skip
+def test_bits_as_another_type(given: str, made: str, object_cache: Path) -> None:
+    x = RNG.uniform(1, 100, COUNT).astype(TYPES[given])
+    found = results([lambda x, y: T.reinterpret(x, made)], given, made, object_cache, x, x)[0]
+    np.testing.assert_array_equal(found.view(TYPES[given]), x)
+
+
+def test_logic_of_bools(object_cache: Path) -> None:
+    x, y = (RNG.integers(0, 2, COUNT).astype(np.bool_) for _ in range(2))
+    given: list[tuple[Function, Function]] = [
+        (lambda x, y: x & y, np.logical_and), (lambda x, y: x | y, np.logical_or), (lambda x, y: ~x, lambda x, y: ~x),
+        (lambda x, y: x ^ y, np.logical_xor), (T.bitwise_and, np.logical_and),
+        (lambda x, y: T.if_then_else(x, y, ~y), lambda x, y: np.where(x, y, ~y)),
+    ]  # fmt: skip
+    found = results([f for f, _ in given], "bool", "bool", object_cache, x, y)
+    for row, (_, oracle) in zip(found, given, strict=True):
+        np.testing.assert_array_equal(row, oracle(x, y))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_limits(dtype: str) -> None:
+    info = ml_dtypes.iinfo(TYPES[dtype]) if dtype in INTEGERS else ml_dtypes.finfo(TYPES[dtype])
+    assert T.min_value(dtype) == info.min
+    assert T.max_value(dtype) == info.max

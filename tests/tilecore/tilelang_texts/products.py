@@ -1,0 +1,141 @@
+# type: ignore
+"""Products as written for TileLang, for `test_tilelang_examples.py`: our own texts over its published surface."""
+
+import tilelang
+import tilelang.language as T
+
+
+@tilelang.jit
+def clipped_matmul(A, B, block_m: int, block_n: int, block_k: int):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K), T.float16)
+    B: T.Tensor((K, N), T.float16)
+    C = T.empty((M, N), T.float16)
+    with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=128) as (bx, by):
+        left = T.alloc_shared((block_m, block_k), T.float16)
+        right = T.alloc_shared((block_k, block_n), T.float16)
+        total = T.alloc_fragment((block_m, block_n), T.float32)
+        T.use_swizzle(panel_size=8, enable=True)
+        T.clear(total)
+        for ko in T.Pipelined(T.ceildiv(K, block_k), num_stages=3):
+            T.copy(A[by * block_m, ko * block_k], left)
+            T.copy(B[ko * block_k, bx * block_n], right)
+            T.gemm(left, right, total)
+        for i, j in T.Parallel(block_m, block_n):
+            total[i, j] = T.max(total[i, j], 0)
+        T.copy(total, C[by * block_m, bx * block_n])
+    return C
+
+
+@tilelang.jit
+def matmul(A, B, block_m, block_n, block_k, dtype=T.float16, accum_dtype=T.float32):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K), dtype)
+    B: T.Tensor((K, N), dtype)
+    C = T.empty((M, N), dtype)
+    with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=128) as (bx, by):
+        total = T.alloc_fragment((block_m, block_n), accum_dtype)
+        left, right = T.alloc_shared((block_m, block_k), dtype), T.alloc_shared((block_k, block_n), dtype)
+        T.clear(total)
+        for ko in T.Pipelined(T.ceildiv(K, block_k), num_stages=2):
+            T.copy(A[by * block_m, ko * block_k], left)
+            T.copy(B[ko * block_k, bx * block_n], right)
+            T.gemm(left, right, total)
+        T.copy(total, C[by * block_m, bx * block_n])
+    return C
+
+
+@tilelang.jit
+def any_size(
+    A, B, block_m, block_n, block_k, turn_a, turn_b, in_dtype, out_dtype, accum_dtype, num_stages, threads
+):  # fmt: skip
+    M, N, K = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
+    A: T.Tensor((K, M) if turn_a else (M, K), in_dtype)
+    B: T.Tensor((N, K) if turn_b else (K, N), in_dtype)
+    C = T.empty((M, N), out_dtype)
+    with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=threads) as (x, y):
+        left = T.alloc_shared((block_k, block_m) if turn_a else (block_m, block_k), in_dtype)
+        right = T.alloc_shared((block_n, block_k) if turn_b else (block_k, block_n), in_dtype)
+        total = T.alloc_fragment((block_m, block_n), accum_dtype)
+        T.clear(total)
+        for k in T.Pipelined(T.ceildiv(K, block_k), num_stages=num_stages):
+            m, n, depth = y * block_m, x * block_n, k * block_k
+            if turn_a:
+                T.copy(A[depth, m], left)
+            else:
+                T.copy(A[m, depth], left)
+            if turn_b:
+                T.copy(B[n, depth], right)
+            else:
+                T.copy(B[depth, n], right)
+            T.gemm(left, right, total, turn_a, turn_b)
+        T.copy(total, C[y * block_m, x * block_n])
+    return C
+
+
+@tilelang.jit
+def split_depth(A, B, C, block_m, block_n, block_k, parts, whole_tiles=False):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K), T.float16)
+    B: T.Tensor((K, N), T.float16)
+    C: T.Tensor((M, N), T.float32)
+    each = K // parts
+    with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), parts, threads=128) as (bx, by, bz):
+        left, right = T.alloc_shared((block_m, block_k), T.float16), T.alloc_shared((block_k, block_n), T.float16)
+        total, held = T.alloc_fragment((block_m, block_n), T.float32), T.alloc_shared((block_m, block_n), T.float32)
+        T.clear(total)
+        for ko in T.Pipelined(T.ceildiv(each, block_k), num_stages=0):
+            T.copy(A[by * block_m, bz * each + ko * block_k], left)
+            T.copy(B[bz * each + ko * block_k, bx * block_n], right)
+            T.gemm(left, right, total)
+        if whole_tiles:
+            T.copy(total, held)
+            T.atomic_add(C[by * block_m, bx * block_n], held)
+        else:
+            for i, j in T.Parallel(block_m, block_n):
+                T.atomic_add(C[by * block_m + i, bx * block_n + j], total[i, j])
+
+
+@tilelang.jit(pass_configs={tilelang.PassConfigKey.TL_DISABLE_TMA_LOWER: True})
+def matrix_vector(a, x, block_m=128, block_n=128, dtype=T.float16, accum_dtype=T.float):
+    M, N = T.const("M, N")
+    a: T.Tensor((M, N), dtype)
+    x: T.Tensor((N,), dtype)
+    o = T.empty((M,), dtype)
+    with T.Kernel(T.ceildiv(M, block_m), threads=256) as row:
+        sums = T.alloc_reducer(block_m, accum_dtype, replication="all")
+        T.clear(sums)
+        for step in T.Pipelined(T.ceildiv(N, block_n), num_stages=2):
+            held, part = T.alloc_shared((block_m, block_n), dtype), T.alloc_fragment(block_n, dtype)
+            T.copy(a[row * block_m, step * block_n], held)
+            T.copy(x[step * block_n], part)
+            for i, j in T.Parallel(block_m, block_n):
+                sums[i] += held[i, j] * part[j]
+        T.finalize_reducer(sums)
+        T.copy(sums, o[row * block_m])
+    return o
+
+
+def signed_nibble(byte, position):
+    low = (byte >> (position.astype(T.uint8) * T.const(4, T.uint8))) & T.const(15, T.uint8)
+    return T.reinterpret(T.int8, low << T.const(4, T.uint8)) >> T.const(4, T.int8)
+
+
+@tilelang.jit(out_idx=[2])
+def bytes_by_nibbles(M, N, K, in_dtype, out_dtype, accum_dtype, block_m=32, block_n=32, block_k=128):
+    @T.prim_func
+    def main(A: T.Tensor((M, K), in_dtype), B: T.Tensor((N, K // 2), T.uint8), Ct: T.Tensor((N, M), out_dtype)):
+        with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m), threads=128) as (bx, by):
+            a, packed = T.alloc_shared((block_m, block_k), in_dtype), T.alloc_shared((block_n, block_k // 2), T.uint8)
+            b, total = T.alloc_fragment((block_n, block_k), in_dtype), T.alloc_fragment((block_n, block_m), accum_dtype)
+            T.annotate_layout({packed: tilelang.layout.make_swizzled_layout(packed)})
+            T.clear(total)
+            for k in T.Pipelined(K // block_k, num_stages=1):
+                T.copy(A[by * block_m, k * block_k], a)
+                T.copy(B[bx * block_n, k * block_k // 2], packed)
+                for i, j in T.Parallel(block_n, block_k):
+                    b[i, j] = signed_nibble(packed[i, j // 2], j % 2)
+                T.gemm(b, a, total, transpose_B=True)
+            T.copy(total, Ct[bx * block_n : (bx + 1) * block_n, by * block_m : (by + 1) * block_m])
+
+    return main
