@@ -15,6 +15,7 @@ from runtime.server.infer_message import InferRequest, answer_bytes
 from runtime.server.model import Model, Plan, SentTensor, Tensor
 from runtime.server.padding import pad, trim
 from runtime.server.scheduler import Entry
+from runtime.server.statistics import failure_reason
 from runtime.wire import (
     Array,
     WireError,
@@ -54,6 +55,7 @@ def infer(model: Model, request: InferRequest, call: Call) -> bytes:
         RequestError: it gets no answer, and why.
     """
     started = time.perf_counter_ns()
+    entry: Entry | None = None
     try:
         plan = _plan(model, request, call.byte_limit)
         feeds = read_inputs(plan, request)
@@ -68,8 +70,9 @@ def infer(model: Model, request: InferRequest, call: Call) -> bytes:
         if padding is not None and padded is not None:
             results = trim(padding, plan.outputs, results, padded.extent)
         answer = _write(model, plan, request, results, call.byte_limit)
-    except Exception:
-        model.statistics.record_failure(time.perf_counter_ns() - started)
+    except Exception as error:
+        reason = failure_reason(error, ran=entry is not None and entry.started > 0)
+        model.statistics.record_failure(time.perf_counter_ns() - started, reason)
         raise
     model.statistics.record_success(
         entry.rows,

@@ -131,8 +131,8 @@ class RunningServer:
         self._health.set(health.OVERALL_HEALTH, NOT_SERVING)
         add_reflection(self._server)
         self.port = bind(self._server, options.transport)
-        self.status = self._start_status(options)
         self._direct = self._attach(handlers) if options.direct else None
+        self.status = self._start_status(options)
         self._server.start()
         if self._direct is not None:
             self._direct.start()
@@ -214,15 +214,19 @@ class RunningServer:
             options.status_port,
             repository=self.repository,
             budget=self._budget,
+            calls=self._open_calls,
             ready=self.service.ready.is_set,
             version=installed_version(),
         )
         LOG.info("status page at http://%s:%d", options.status_host, status.port)
         return status
 
+    def _open_calls(self) -> int:
+        """Calls that were accepted and are not answered, those that wait for a worker included."""
+        return self._pool.pending + (self._direct.pending if self._direct is not None else 0)
+
     def _busy(self) -> bool:
-        direct = self._direct.pending if self._direct is not None else 0
-        return direct > 0 or self._pool.pending > 0 or self._budget.requests > 0
+        return self._open_calls() > 0 or self._budget.requests > 0
 
     def _show_health(self, name: str) -> None:
         self._health.set(name, SERVING if self.repository.versions(name) else NOT_SERVING)

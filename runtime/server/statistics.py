@@ -10,7 +10,21 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from proto import open_inference_pb2 as pb
+from runtime.server.errors import AbandonedError, ExhaustedError, TimedOutError
 from runtime.server.generation.counters import Counters
+
+REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
+REASONS: tuple[str, ...] = (REJECTED, CANCELED, BACKEND, OTHER)
+"""Why requests failed, in Triton's words: the queue refused them, their client left, their run failed, all else."""
+
+
+def failure_reason(error: Exception, *, ran: bool) -> str:
+    """Which of `REASONS` an error is; `ran`: the model was run for the request."""
+    if isinstance(error, AbandonedError):
+        return CANCELED
+    if ran:
+        return BACKEND
+    return REJECTED if isinstance(error, ExhaustedError | TimedOutError) else OTHER
 
 
 @dataclass(slots=True)
@@ -46,7 +60,8 @@ class Totals:
     """Counters at one moment; times in nanoseconds."""
 
     success: int
-    failure: int
+    failures: dict[str, int]
+    """By reason."""
     rows: int
     executions: int
     request_ns: int
@@ -56,6 +71,11 @@ class Totals:
     output_ns: int
     latencies: tuple[int, ...]
     """Answered requests by latency, as `BUCKETS_MS` divides it."""
+
+    @property
+    def failure(self) -> int:
+        """Failed requests."""
+        return sum(self.failures.values())
 
 
 class Statistics:
@@ -67,7 +87,7 @@ class Statistics:
         self._answered = _Phases()
         self._answered_ns = 0
         self._queue_ns = 0
-        self._failed = 0
+        self._failed: dict[str, int] = dict.fromkeys(REASONS, 0)
         self._failed_ns = 0
         self._by_batch: defaultdict[int, _Phases] = defaultdict(_Phases)
         self._executions = 0
@@ -96,10 +116,10 @@ class Statistics:
             self._executions += 1
             self._by_batch[rows].add(reading, running, writing)
 
-    def record_failure(self, ns: int) -> None:
-        """Count a request that was refused or failed after `ns` nanoseconds."""
+    def record_failure(self, ns: int, reason: str) -> None:
+        """Count a request that was refused or failed after `ns` nanoseconds, for one of `REASONS`."""
         with self._lock:
-            self._failed += 1
+            self._failed[reason] += 1
             self._failed_ns += ns
 
     def totals(self) -> Totals:
@@ -107,7 +127,7 @@ class Statistics:
         with self._lock:
             return Totals(
                 success=self._answered.count,
-                failure=self._failed,
+                failures=dict(self._failed),
                 rows=self._rows,
                 executions=self._executions,
                 request_ns=self._answered_ns,
@@ -130,7 +150,7 @@ class Statistics:
                 execution_count=self._executions,
                 inference_stats=pb.InferStatistics(
                     success=pb.StatisticDuration(count=answered, ns=self._answered_ns),
-                    fail=pb.StatisticDuration(count=self._failed, ns=self._failed_ns),
+                    fail=pb.StatisticDuration(count=sum(self._failed.values()), ns=self._failed_ns),
                     queue=pb.StatisticDuration(count=answered, ns=self._queue_ns),
                     **self._answered.messages(),
                 ),

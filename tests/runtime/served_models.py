@@ -147,7 +147,7 @@ class ServerProcess:
         command = [sys.executable, "-m", "runtime.cli", "serve", str(repository), "--port", "0", *flags]
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
-        self.url = ""
+        self.url = self.status_url = ""
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -159,17 +159,20 @@ class ServerProcess:
             listening = re.search(r"listening on (127\.0\.0\.1:\d+)", line)
             if listening:
                 self.url = listening[1]
+            status = re.search(r"status page at (http://127\.0\.0\.1:\d+)", line)
+            if status:
+                self.status_url = status[1]
             if re.search(r"\bready\b", line):
                 self._ready.set()
         self._ready.set()
 
-    def wait_ready(self, seconds: float = 60) -> "ServerProcess":
+    def wait_ready(self, seconds: float = 150) -> "ServerProcess":
         """Wait until all models are loaded."""
         assert self._ready.wait(seconds), self.log
         assert self.process.poll() is None, self.log
         return self
 
-    def wait_exit(self, seconds: float = 30) -> int:
+    def wait_exit(self, seconds: float = 150) -> int:
         """Wait for the process to end and for the rest of its log."""
         status = self.process.wait(seconds)
         self._reader.join(seconds)

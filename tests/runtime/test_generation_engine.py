@@ -264,7 +264,7 @@ def test_a_slow_client_pauses_only_its_own_stream(sessions: dict[str, ort.Infere
 def test_caches_stay_within_their_bytes(sessions: dict[str, ort.InferenceSession]) -> None:
     """Room for two answers: ten wait for their turn; one that never fits is refused at once."""
     session = sessions["llama"]
-    engine = start_engine(session, cache_bytes=2 * 40 * 256)
+    engine = start_engine(session, weight_bytes=2**20, cache_bytes=2 * 40 * 256)
     assert engine.decoder.token_bytes == 256
     listener = Listener(engine)
     most = 0

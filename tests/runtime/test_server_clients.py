@@ -1,5 +1,6 @@
 """Clients that are not Python's, and connections that end: by age, and because a client pings too often."""
 
+import csv
 import shutil
 import subprocess
 import time
@@ -20,6 +21,7 @@ from runtime.server.serve import RunningServer, ServerOptions
 from runtime.server.transport import TransportOptions
 
 NODE = shutil.which("node")
+PERF_ANALYZER = shutil.which("perf_analyzer")
 PACKAGES = "require('@grpc/grpc-js'); require('@grpc/proto-loader')"
 
 
@@ -70,8 +72,8 @@ def test_grpc_js(models: Path) -> None:
 
 
 def test_what_perf_analyzer_calls(models: Path) -> None:
-    """The calls of perf_analyzer, which is only to be had in Triton's client container: what it looks at first, the
-    counters that it takes the difference of, and requests one by one and over a stream.
+    """The calls of perf_analyzer, whose program needs glibc 2.38: what it looks at first, the counters that it takes
+    the difference of, and requests one by one and over a stream.
     """
     with served(models) as address, grpc.insecure_channel(address) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)
@@ -110,6 +112,27 @@ def test_what_perf_analyzer_calls(models: Path) -> None:
         assert [(answer.infer_response.id, answer.error_message) for answer in answers] == [
             (str(number), "") for number in range(3)
         ]
+
+
+@pytest.mark.parametrize("flags", [(), ("--async",), ("--async", "--streaming"), ("--request-rate-range", "100")])
+def test_perf_analyzer(models: Path, flags: tuple[str, ...]) -> None:
+    """pip install perf-analyzer, on a system with glibc 2.38 or newer; elsewhere the package has no program."""
+    if PERF_ANALYZER is None or subprocess.run([PERF_ANALYZER, "--version"], capture_output=True).returncode:
+        pytest.skip("perf_analyzer is not there")
+    with served(models) as address:
+        command = [PERF_ANALYZER, "-m", "double", "-u", address, "-i", "grpc", "--shape", "x:1,4", *flags]
+        command += ["--request-count", "200", "--verbose-csv", "-f", str(models / "measured.csv")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        with grpc.insecure_channel(address) as channel:
+            stub: Any = GRPCInferenceServiceStub(channel)
+            (counted,) = stub.ModelStatistics(pb.ModelStatisticsRequest(name="double")).model_stats
+    with (models / "measured.csv").open() as file:
+        (measured,) = csv.DictReader(file)
+    assert float(measured["Inferences/Second"]) > 0
+    assert float(measured["Server Compute Infer"]) > 0  # by the difference of our statistics
+    assert counted.inference_stats.success.count >= 200
+    assert counted.inference_stats.fail.count == 0
 
 
 def test_old_connections_are_renewed_and_no_call_is_lost(models: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -72,17 +73,16 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
     """100 requests wait and 6 clients keep sending when the signal comes. What the server's log calls answered, and
     nothing else, has reached the clients; the rest was refused before it was taken.
     """
-    flags = ("--workers", "4", "--log-calls", "--log-format", "json")
+    flags = ("--workers", "4", "--log-calls", "--log-format", "json", "--status-port", "0")
     server = ServerProcess(repository(tmp_path / "models"), tmp_path / "cache", *flags).wait_ready()
     stop = threading.Event()
     try:
         with ThreadPoolExecutor(6) as pool, grpc.insecure_channel(server.url) as channel:
             stub: Any = GRPCInferenceServiceStub(channel)
-            steps = max(1, steps_for(stub, 0.02))
+            steps = max(1, steps_for(stub, 0.05))
             senders = [pool.submit(_keep_sending, server.url, seed, stop) for seed in range(6)]
             waiting = [stub.ModelInfer.future(slow_request(steps, value=number)) for number in range(100)]
-            time.sleep(0.2)  # all have arrived, and take 0.5 s and more
-            unanswered = sum(not future.done() for future in waiting)
+            unanswered = _wait_until_all_arrived(server, waiting, senders=len(senders))
             server.process.send_signal(signal.SIGTERM)
             for number, future in enumerate(waiting):
                 assert _answer(future.result(timeout=60)) == [number]
@@ -97,6 +97,19 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in server.log if '"ModelInfer"' in line or "/ModelInfer" in line]
     answered = sum(line.get("status") == "OK" for line in lines)
     assert answered == 2 + len(waiting) + sum(sent)  # 2 measured how long a step takes
+
+
+def _wait_until_all_arrived(server: ServerProcess, waiting: list[Any], *, senders: int) -> int:
+    """Wait until the server has accepted all of `waiting`, beside one call of each sender; how many are unanswered."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{server.status_url}/status.json", timeout=10) as answer:
+            accepted = json.load(answer)["calls"]
+        unanswered = sum(not future.done() for future in waiting)
+        if accepted >= unanswered + senders:
+            return unanswered
+        time.sleep(0.002)
+    raise AssertionError("the calls did not arrive")
 
 
 def _answer(response: pb.ModelInferResponse) -> list[float]:

@@ -20,12 +20,33 @@ from prometheus_client.parser import text_string_to_metric_families
 from served_models import ServerProcess, plain_loader, running, save_double, save_lookup
 
 from proto import open_inference_pb2 as pb
+from runtime.server.errors import AbandonedError, ExhaustedError, InvalidRequestError, TimedOutError
 from runtime.server.operations.logs import CALL, JsonFormatter
+from runtime.server.operations.machine_load import ProcessorUse, memory_use
 from runtime.server.operations.observe import Observer
 from runtime.server.operations.traces import OtlpTracer
 from runtime.server.option_table import OPTIONS, ConfigError, build_options, read_file
 from runtime.server.serve import RunningServer
+from runtime.server.statistics import failure_reason
 
+GAUGES = {
+    "nv_inference_pending_request_count",
+    "nv_cpu_utilization",
+    "nv_cpu_memory_total_bytes",
+    "nv_cpu_memory_used_bytes",
+}
+TRITONS = GAUGES | {
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+}
+"""What Triton's list of metrics has for a server without a GPU and a cache of responses."""
 HOSTILE = "x<img src=q onerror=document.title='broken'>"
 
 
@@ -73,7 +94,8 @@ def test_metrics_have_tritons_names_and_agree_with_the_statistics(served: tuple[
     assert status == 200
     labels = '{model="double",version="1"}'
     assert f"nv_inference_request_success{labels} 3.0" in text
-    assert f"nv_inference_request_failure{labels} 1.0" in text
+    for reason, count in (("OTHER", 1), ("REJECTED", 0), ("CANCELED", 0), ("BACKEND", 0)):
+        assert f'nv_inference_request_failure{{model="double",reason="{reason}",version="1"}} {count}.0' in text
     assert "# TYPE nv_inference_request_success counter" in text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     lines = re.findall(r'^(\w+)\{model="double",version="1"\} (\S+)$', text, re.MULTILINE)
@@ -92,6 +114,52 @@ def test_metrics_have_tritons_names_and_agree_with_the_statistics(served: tuple[
     assert values["nv_inference_pending_request_count"] == 0
     assert values["tilefuse_request_latency_seconds_count"] == 3
     assert "process_resident_memory_bytes" in families
+    assert families.keys() >= TRITONS
+    assert all((families[name].type == "gauge") is (name in GAUGES) for name in TRITONS)
+    assert 0 <= families["nv_cpu_utilization"].samples[0].value <= 1
+    total, used = (families[f"nv_cpu_memory_{name}_bytes"].samples[0].value for name in ("total", "used"))
+    assert 2**28 < used < total
+    assert families["tilefuse_open_calls"].samples[0].value == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "ran", "reason"),
+    [
+        (ExhaustedError("full"), False, "REJECTED"),
+        (TimedOutError("late"), False, "REJECTED"),
+        (AbandonedError("gone"), False, "CANCELED"),
+        (AbandonedError("gone"), True, "CANCELED"),
+        (InvalidRequestError("out of range"), True, "BACKEND"),
+        (ExhaustedError("memory"), True, "BACKEND"),
+        (InvalidRequestError("wrong shape"), False, "OTHER"),
+        (ValueError("ours"), False, "OTHER"),
+    ],
+)
+def test_failures_are_told_apart_as_triton_does(error: Exception, ran: bool, reason: str) -> None:
+    assert failure_reason(error, ran=ran) == reason
+
+
+def test_a_run_that_fails_is_the_models_failure(served: tuple[RunningServer, Any]) -> None:
+    server, stub = served
+    request = pb.ModelInferRequest(model_name="lookup")
+    for tensor in server.repository.find("lookup", "").inputs:
+        shape = [extent if isinstance(extent, int) else 1 for extent in tensor.shape]
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype.wire, shape=shape)
+        request.raw_input_contents.append(np.full(shape, 10_000, tensor.datatype.dtype).tobytes())
+    with pytest.raises(grpc.RpcError):
+        stub.ModelInfer(request)
+    assert 'nv_inference_request_failure{model="lookup",reason="BACKEND",version="1"} 1.0' in get(server, "/metrics")[1]
+
+
+def test_the_processors_use_is_that_since_the_last_look(tmp_path: Path) -> None:
+    stat, missing = tmp_path / "stat", tmp_path / "missing"
+    stat.write_text("cpu  100 0 100 800 0 0 0 0 0 0\n")
+    use = ProcessorUse(stat)
+    stat.write_text("cpu  160 10 130 870 20 3 7 0 60 0\ncpu0 1 2 3\n")  # 110 of 200 ticks at work
+    assert use.since_last() == pytest.approx(0.55)
+    assert use.since_last() == 0
+    assert ProcessorUse(missing).since_last() is None
+    assert memory_use(missing) is None
 
 
 def test_the_status_port_is_read_only_and_answers_this_machine_only(served: tuple[RunningServer, Any]) -> None:

@@ -32,7 +32,7 @@ from runtime.server.generation.probe import Abilities
 from runtime.server.generation.sampling import LogitsError, choose
 from runtime.server.generation.streams import LENGTH, STOP, Event, Failed, Job, Produced, Sequence
 from runtime.server.settings import Generation
-from runtime.server.statistics import Statistics
+from runtime.server.statistics import BACKEND, CANCELED, REJECTED, Statistics
 
 LOG = logging.getLogger("tilefuse.server")
 PAUSE_AT, GO_ON_AT = 64, 8
@@ -174,7 +174,7 @@ class Engine:
 
     def _drop(self, job: Job) -> None:
         """End a job that was cancelled."""
-        self._statistics.record_failure(time.perf_counter_ns() - job.submitted)
+        self._statistics.record_failure(time.perf_counter_ns() - job.submitted, CANCELED)
         self._end(job, keep=False)
 
     def _admit(self) -> list[Event]:
@@ -204,7 +204,7 @@ class Engine:
 
     def _refused(self, job: Job, error: Exception) -> Failed:
         """Say no to a job that waited; a context that it would have continued stays."""
-        self._statistics.record_failure(time.perf_counter_ns() - job.submitted)
+        self._statistics.record_failure(time.perf_counter_ns() - job.submitted, REJECTED)
         self._end(job, keep=job.keep and job.sequence.place is not None)
         return Failed(job, error)
 
@@ -376,7 +376,7 @@ class Engine:
             if job in self._active:
                 self._active.remove(job)
             self._end(job, keep=False)
-        self._statistics.record_failure(time.perf_counter_ns() - job.submitted)
+        self._statistics.record_failure(time.perf_counter_ns() - job.submitted, BACKEND)
         job.sink(Failed(job, error))
 
 

@@ -16,6 +16,7 @@ from runtime.server.budget import Budget
 from runtime.server.generation.counters import GenerationTotals
 from runtime.server.generation.engine import Engine
 from runtime.server.model import Model
+from runtime.server.operations.machine_load import ProcessorUse, memory_use
 from runtime.server.repository import Repository
 from runtime.server.statistics import BUCKETS_MS, Totals
 
@@ -23,7 +24,6 @@ LABELS = ("model", "version")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS: tuple[tuple[str, str, Callable[[Totals], float]], ...] = (
     ("nv_inference_request_success", "Answered inference requests", lambda t: t.success),
-    ("nv_inference_request_failure", "Inference requests that got an error", lambda t: t.failure),
     ("nv_inference_count", "Rows of the batch dim that were answered", lambda t: t.rows),
     ("nv_inference_exec_count", "Runs of the model", lambda t: t.executions),
     ("nv_inference_request_duration_us", "Time of answered requests in the server", lambda t: t.request_ns / 1e3),
@@ -56,9 +56,9 @@ _TOTAL = re.compile(r"^(# (?:HELP|TYPE) nv_\w+)_total ", re.MULTILINE)
 class Metrics:
     """What a scrape gives."""
 
-    def __init__(self, repository: Repository, budget: Budget) -> None:
+    def __init__(self, repository: Repository, budget: Budget, calls: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_ServerCollector(repository, budget))
+        self._registry.register(_ServerCollector(repository, budget, calls))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 
@@ -68,9 +68,11 @@ class Metrics:
 
 
 class _ServerCollector(Collector):
-    def __init__(self, repository: Repository, budget: Budget) -> None:
+    def __init__(self, repository: Repository, budget: Budget, calls: Callable[[], int]) -> None:
         self._repository = repository
         self._budget = budget
+        self._calls = calls
+        self._processors = ProcessorUse()
 
     def collect(self) -> Iterator[Metric]:
         """One family per metric, one sample per model version."""
@@ -80,6 +82,11 @@ class _ServerCollector(Collector):
             for model, totals in models:
                 family.add_sample(name, _labels(model), value(totals))
             yield family
+        failures = Metric("nv_inference_request_failure", "Inference requests that got an error", "counter")
+        for model, totals in models:
+            for reason, count in totals.failures.items():
+                failures.add_sample(failures.name, {**_labels(model), "reason": reason}, count)
+        yield failures
         pending = GaugeMetricFamily("nv_inference_pending_request_count", "Waiting for an instance", labels=LABELS)
         running = GaugeMetricFamily("tilefuse_model_requests", "Requests that use the model now", labels=LABELS)
         fused = GaugeMetricFamily("tilefuse_model_fused_regions", "Fused nodes of the model", labels=LABELS)
@@ -94,8 +101,18 @@ class _ServerCollector(Collector):
             latency.add_metric(values, _cumulated(BUCKETS_MS, totals.latencies), totals.request_ns / 1e9)
         yield from (pending, running, fused, latency)
         yield from _generation_metrics([model for model, _ in models])
+        yield from self._machine()
+        yield GaugeMetricFamily("tilefuse_open_calls", "Calls accepted and not answered yet", value=self._calls())
         yield GaugeMetricFamily("tilefuse_in_flight_requests", "Requests in flight", value=self._budget.requests)
         yield GaugeMetricFamily("tilefuse_in_flight_bytes", "Bytes of requests in flight", value=self._budget.bytes)
+
+    def _machine(self) -> Iterator[Metric]:
+        share, memory = self._processors.since_last(), memory_use()
+        if share is not None:
+            yield GaugeMetricFamily("nv_cpu_utilization", "Of all cores since the last scrape, 0 to 1", value=share)
+        if memory is not None:
+            yield GaugeMetricFamily("nv_cpu_memory_total_bytes", "The machine's memory", value=memory.total)
+            yield GaugeMetricFamily("nv_cpu_memory_used_bytes", "What of it is not available", value=memory.used)
 
 
 def _generation_metrics(models: Sequence[Model]) -> Iterator[Metric]:

@@ -38,18 +38,27 @@ class StatusServer:
     """Answers in threads of its own until `stop`."""
 
     def __init__(
-        self, host: str, port: int, *, repository: Repository, budget: Budget, ready: Callable[[], bool], version: str
+        self,
+        host: str,
+        port: int,
+        *,
+        repository: Repository,
+        budget: Budget,
+        calls: Callable[[], int],
+        ready: Callable[[], bool],
+        version: str,
     ) -> None:
-        """Listen on `host`:`port`; 0 picks a free port.
+        """Listen on `host`:`port`; 0 picks a free port. `calls` tells how many were accepted and are not answered.
 
         Raises:
             StatusError: the address is taken or not ours.
         """
-        metrics = Metrics(repository, budget)
+        metrics = Metrics(repository, budget, calls)
         page = PAGE.read_bytes()
 
         def status() -> bytes:
-            found = describe_status(repository, budget) | {"ready": ready(), "server": f"tilefuse {version}"}
+            found = describe_status(repository, budget)
+            found |= {"calls": calls(), "ready": ready(), "server": f"tilefuse {version}"}
             return json.dumps(found).encode()
 
         pages: dict[str, Callable[[], tuple[HTTPStatus, str, bytes]]] = {
