@@ -19,6 +19,7 @@ from fuser.region import Miss, Region, name_of
 from fuser.scan import scan
 from fuser.shapes import Shapes, infer
 from fuser.simplify import simplify
+from fuser.unpad import write_tables
 from fuser.worth import EVERYTHING, CostModel
 
 KIND = "operator"
@@ -38,6 +39,7 @@ def find(model: ir.Model, cost: CostModel = EVERYTHING) -> Found:
     """All regions of a model. The model itself is not changed unless it is the one in the result."""
     forms = dict(forms_of(model))
     if not forms:
+        write_tables(model)
         shapes = infer(model)
         return Found(model, shapes, *scan(model, shapes, cost))
     kept: dict[str, str] = {}
@@ -45,6 +47,7 @@ def find(model: ir.Model, cost: CostModel = EVERYTHING) -> Found:
         copy = model.clone()
         expanded = expand(copy, infer(copy), kept)
         simplify(copy)
+        write_tables(copy)
         shapes = infer(copy)
         regions, misses = scan(copy, shapes, cost)
         outside = _outside(copy, shapes, regions)

@@ -18,6 +18,7 @@ from fuser.graph import Remains, bodies
 from fuser.lift import is_cumulative, is_pointwise, is_view
 from fuser.loops import is_iteration
 from fuser.lower import Draft, lower
+from fuser.ragged import Tables, packed, tables_of
 from fuser.reductions import is_reduction
 from fuser.region import Miss, Region, name_of
 from fuser.shapes import Shapes
@@ -87,6 +88,7 @@ class _Scan:
     cuts: Cuts
     dots: dict[ir.Value, Dot]
     cost: CostModel
+    tables: Tables | None  # of an unpadded graph
     regions: list[Region] = field(default_factory=list[Region])
     misses: dict[ir.Node, Miss] = field(default_factory=dict[ir.Node, Miss])
     faults: dict[ir.Node, Miss] = field(default_factory=dict[ir.Node, Miss])  # of ours: they stay, whatever is found
@@ -177,7 +179,7 @@ def scan(model: ir.Model, shapes: Shapes, cost: CostModel = EVERYTHING) -> tuple
     misses: list[Miss] = []
     places = [_Place("", model.graph, tuple(model.graph.inputs), shapes)]
     for place in places:  # grows by the bodies of what is left of each
-        state = _scan(place, opset, cost)
+        state = _scan(place, opset, cost, None if place.body else tables_of(model, shapes))
         found = _acyclic(state)
         fused = {node for region in found if region.kind == attention.KIND for node in region.nodes}
         regions += found
@@ -190,13 +192,13 @@ def scan(model: ir.Model, shapes: Shapes, cost: CostModel = EVERYTHING) -> tuple
     return tuple(regions), tuple(misses)
 
 
-def _scan(place: _Place, opset: int, cost: CostModel) -> _Scan:
+def _scan(place: _Place, opset: int, cost: CostModel, tables: Tables | None) -> _Scan:
     """The scan of one graph."""
     shapes = place.shapes
     remains = Remains(place.graph, lambda node: is_plumbing(node, shapes))
     cuts = Cuts(shapes, opset, remains, sites_of(place.graph, shapes, opset), exponentials(place.graph))
     dots, refused = attention.dots_of(remains.nodes, cuts)
-    state = _Scan(place, cuts, dots, cost)
+    state = _Scan(place, cuts, dots, cost, tables)
     for node, error in refused.items():
         state.miss("contraction", node, error)
     for node in remains.nodes:
@@ -235,7 +237,30 @@ def _acyclic(state: _Scan) -> tuple[Region, ...]:
 def _attentions(state: _Scan) -> None:
     for dot in list(state.dots.values()):
         if dot.node in state.cuts.remains.alive:
-            state.attempt(attention.KIND, dot.node, lambda dot=dot: attention.find(dot, state.dots, state.cuts))
+            why = "" if state.tables is None else _without_padding(state, dot, state.tables)
+            if why is not None:
+                state.attempt(attention.KIND, dot.node, lambda dot=dot, why=why: _padded(state, dot, why))
+
+
+def _padded(state: _Scan, dot: Dot, why: str) -> Draft | None:
+    """Attention over padded tensors; `why`, if any, it is not over the tokens alone."""
+    draft = attention.find(dot, state.dots, state.cuts)
+    return replace(draft, label=f"{draft.label}, padded: {why}") if draft is not None and why else draft
+
+
+def _without_padding(state: _Scan, dot: Dot, tables: Tables) -> str | None:
+    """Take the attention that ends in `dot` over tokens alone. None when that is done, else why it is not."""
+    try:
+        draft = state.drafted(attention.KIND, dot.node, lambda: attention.find(dot, state.dots, state.cuts))
+        region = None if draft is None else state.judged(state.lowered(packed(draft, tables, state.cuts)))
+        if region is not None and state.cuts.remains.waits(region):
+            raise LiftError("as one node it would wait for its own result")
+    except LiftError as error:
+        return str(error)
+    if region is None:
+        return ""
+    state.take(region)
+    return None
 
 
 def _recurrences(state: _Scan) -> None:

@@ -27,6 +27,8 @@ OLDEST_OPSET = 13  # whose forms of Squeeze and Unsqueeze are written here
 SHAPED = {"Reshape": -1, "Expand": 1}  # input 1 is the shape of the result; what stands for the tokens in it
 STANDARD = ("", "ai.onnx")
 PREFIX = "tilefuse/unpad/"  # of names
+# Tables: where tokens stand in the padded order (twice), where each sequence's first token stands, the mask at tokens
+ROWS, PLACES, STARTS, SHOWN = (f"{PREFIX}{name}" for name in ("rows", "places", "starts", "shown"))
 MOST = 2**31 - 1  # the end of a Shape that has none
 
 
@@ -60,6 +62,29 @@ def hide_padding(model: ir.Model, mask: str) -> None:
     shapes = infer(model)
     tokens = Tokens(shapes, shape_of(source, shapes), model.graph.opset_imports.get("", 1))
     _Surgery.begin(model.graph, source, tokens).hide({})
+
+
+def write_tables(model: ir.Model) -> None:
+    """Add what attention over packed rows reads to an unpadded model; nobody needs it yet.
+
+    `STARTS` [batch + 1] says which token is a sequence's first, `SHOWN` [tokens] what the mask is at each.
+    """
+    mask, rows = (_named(model.graph, name) for name in (model.metadata_props.get(MASK_KEY), ROWS))
+    if mask is None or rows is None or _named(model.graph, STARTS) is not None:
+        return
+    write, maker = _Writer(model.graph, taken=STARTS), rows.producer()
+    assert maker is not None
+    visible = write.op("Cast", write.op("Cast", mask, to=ir.DataType.BOOL), to=ir.DataType.INT64)
+    ends = write.op("CumSum", write.op("ReduceSum", visible, write.ints(1), keepdims=0), write.constant(np.array(0)))
+    write.op("Concat", write.ints(0), ends, axis=0, named=STARTS)
+    write.op("Gather", write.op("Reshape", mask, write.ints(-1)), rows, axis=0, named=SHOWN)
+    write.after(maker)
+
+
+def _named(graph: ir.Graph, name: str | None) -> ir.Value | None:
+    """An input of the graph, or a result of one of its nodes."""
+    values = (*graph.inputs, *(value for node in graph for value in node.outputs))
+    return next((value for value in values if name and value.name == name), None)
 
 
 def _mask_input(model: ir.Model, name: str) -> ir.Value:
@@ -105,11 +130,12 @@ class _Writer:
         default_factory=dict[tuple[str, tuple[int, ...], bytes], ir.Value]
     )
     count: int = 0
+    taken: str = PREFIX  # what names begin with
 
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+    def op(self, op_type: str, *inputs: ir.Value, named: str = "", **attributes: Any) -> ir.Value:
         """A node with one output, put into the graph by `before` or `after`."""
         given = [ir.convenience.convert_attribute(name, value) for name, value in attributes.items()]
-        output = ir.Value(name=self._name(op_type))
+        output = ir.Value(name=named or self._name(op_type))
         self.nodes.append(ir.Node("", op_type, inputs, given, outputs=[output], name=output.name))
         return output
 
@@ -117,9 +143,9 @@ class _Writer:
         """A constant int64 vector."""
         return self.constant(np.array(values, np.int64))
 
-    def integer(self, value: int) -> ir.Value:
-        """A constant scalar int64."""
-        return self.constant(np.array(value, np.int64))
+    def zero(self, dtype: ir.DataType | None) -> ir.Value:
+        """A constant scalar 0."""
+        return self.constant(np.zeros(()), dtype)
 
     def constant(self, array: np.ndarray, dtype: ir.DataType | None = None) -> ir.Value:
         """A constant; equal ones are shared."""
@@ -144,15 +170,15 @@ class _Writer:
 
     def _name(self, op_type: str) -> str:
         self.count += 1
-        return f"{PREFIX}{op_type}_{self.count}"
+        return f"{self.taken}{op_type}_{self.count}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Surgery:
     """The graph while it changes: outputs of chosen nodes become [1, tokens, …] or [tokens, …], and keep their names.
 
-    `visible` [batch, length] is true at tokens, `rows` [tokens] says where each stands in the padded order, `ranks`
-    [batch, length] which token stands where, and anything at padding.
+    `visible` [batch, length] is true at tokens, `rows` [tokens] says where each stands in the padded order, and
+    `places` [tokens, 1] are the same for ScatterND.
     """
 
     write: _Writer
@@ -160,7 +186,7 @@ class _Surgery:
     shape: ir.Value
     visible: ir.Value
     rows: ir.Value
-    ranks: ir.Value
+    places: ir.Value
     declared: Mapping[ir.Value, ir.Shape | None]
 
     @staticmethod
@@ -170,13 +196,10 @@ class _Surgery:
         shape = write.op("Shape", mask)
         visible = write.op("Cast", mask, to=ir.DataType.BOOL)
         flat = write.op("Reshape", visible, write.ints(-1))
-        rows = write.op("Squeeze", write.op("NonZero", flat), write.ints(0))
-        numbers = write.op("Range", write.integer(0), write.op("Size", rows), write.integer(1))
-        ranks = write.op("ConstantOfShape", write.op("Shape", flat), value=ir.tensor(np.zeros(1, np.int64)))
-        ranks = write.op("ScatterND", ranks, write.op("Unsqueeze", rows, write.ints(1)), numbers)
-        ranks = write.op("Reshape", ranks, shape)
+        rows = write.op("Squeeze", write.op("NonZero", flat), write.ints(0), named=ROWS)
+        places = write.op("Unsqueeze", rows, write.ints(1), named=PLACES)
         write.before(graph[0])
-        return _Surgery(write, tokens, shape, visible, rows, ranks, {value: value.shape for value in graph.outputs})
+        return _Surgery(write, tokens, shape, visible, rows, places, {value: value.shape for value in graph.outputs})
 
     def gather(self, chosen: Mapping[ir.Node, Uses]) -> None:
         """Give every chosen node its tokens in the place of padded tensors."""
@@ -238,16 +261,23 @@ class _Surgery:
         """A tensor of tokens as it was padded, with zeros at the padding."""
         write, rest, lead = self.write, self.tokens.rest(value), self.tokens.lead(value)
         listed = write.op("Reshape", value, write.ints(-1, *rest)) if lead == 2 else value
-        ranks = self.ranks if lead == 2 else write.op("Reshape", self.ranks, write.ints(-1))
-        return self._shown(write.op("Gather", listed, ranks, axis=0), lead, rest, like=value)
+        count = write.op("Reshape", write.op("Size", self.visible), write.ints(1))
+        shape = write.op("Concat", count, write.ints(*rest), axis=0) if rest else count
+        zero = write.zero(self.tokens.shapes.dtype(value))
+        padded = write.op("ScatterND", write.op("Expand", zero, shape), self.places, listed)
+        if lead == 1:
+            return padded
+        return write.op(
+            "Reshape", padded, write.op("Concat", self.shape, write.ints(*rest), axis=0) if rest else self.shape
+        )
 
-    def _shown(self, value: ir.Value, lead: int, rest: Sequence[int], *, like: ir.Value | None = None) -> ir.Value:
+    def _shown(self, value: ir.Value, lead: int, rest: Sequence[int]) -> ir.Value:
         """A padded tensor with zeros at the padding."""
-        write, dtype = self.write, self.tokens.shapes.dtype(like or value)
+        write, dtype = self.write, self.tokens.shapes.dtype(value)
         visible = self.visible if lead == 2 else write.op("Reshape", self.visible, write.ints(-1))
         if rest:
             visible = write.op("Unsqueeze", visible, write.ints(*range(lead, lead + len(rest))))
-        return write.op("Where", visible, value, write.constant(np.zeros(()), dtype))
+        return write.op("Where", visible, value, write.zero(dtype))
 
     def _shape_of(self, value: ir.Value, node: ir.Node) -> ir.Value:
         """The shape of the padded tensor that `value` was, as `node` asks for it."""

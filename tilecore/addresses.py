@@ -15,14 +15,13 @@ from tilecore.contract.expr import (
     apply,
     binary,
     const,
-    loads,
     nonnegative,
     rewrite,
     select,
     substitute,
 )
 from tilecore.contract.panel import PANEL
-from tilecore.contract.spec import Place, Tensor, View
+from tilecore.contract.spec import Place, Tensor, View, extents_at
 from tilecore.infer import Plan
 from tilecore.ir import Buffer
 from tilecore.loops import Memory
@@ -78,13 +77,17 @@ class Addresses:
                     return self.load(buffer, _clamped(node.index, buffer.shape))
                 case View() as view:
                     inside = self.resolve(self.view_element(view, node.index))
-                    return _guarded(inside, node.index, view.shape)
+                    return _guarded(inside, node.index, self.extents(view, node.index))
                 case Tensor() as tensor:
                     return _guarded(self.tensor_element(tensor, node.index), node.index, tensor.shape)
                 case _:
                     return None
 
         return rewrite(expr, change)
+
+    def extents(self, operand: View | Place, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The extents of a view or place where it is walked at `index`."""
+        return tuple(map(self.resolve, extents_at(operand, index)))
 
     def view_element(self, view: View, index: tuple[Expr, ...]) -> Expr:
         """The view's program at `index`, without a guard; still in terms of tensors."""
@@ -99,17 +102,19 @@ class Addresses:
         """Memory, offset and guard of a store to a place: dropped outside its extents."""
         at: dict[Expr, Expr] = dict(zip(place.axes, index, strict=True))
         target = tuple(substitute(position, at) for position in place.index)
-        guard = conjunction(conditions(index, place.shape))
+        guard = conjunction(conditions(index, self.extents(place, index)))
         return self.tensors[place.tensor.name], flat_offset(target, place.tensor.shape), guard
 
     def unguarded(self, view: View, index: tuple[Expr, ...]) -> Load | None:
-        """The single plain load that the view is at `index`, if every position is proved inside the tensor."""
+        """The single plain load that the view is at `index`, if every position is proved inside the tensor.
+
+        Rows may begin where an input says.
+        """
         value = self.view_element(view, index)
         if not isinstance(value, Load) or not isinstance(value.source, Tensor):
             return None
-        if conditions(value.index, value.source.shape) or any(loads(position) for position in value.index):
-            return None
-        return self.tensor_element(value.source, value.index)
+        index = tuple(map(self.resolve, value.index))
+        return None if conditions(index, value.source.shape) else self.tensor_element(value.source, index)
 
 
 def layout_offset(plan: Plan, buffer: Buffer, index: tuple[Expr, ...]) -> Expr:

@@ -7,7 +7,6 @@ from tilecore.contract.expr import Expr, Load, rewrite
 from tilecore.contract.spec import (
     AttentionSpec,
     ContractionSpec,
-    Place,
     Result,
     RowSpec,
     ScanSpec,
@@ -37,7 +36,13 @@ def canonical(spec: Spec, *, constants: bool = True) -> Spec:
 
     lookups = tuple(replace(lookup, position=expression(lookup.position)) for lookup in spec.lookups)
     spec = replace(spec, lookups=lookups)
-    outputs = tuple(_result(result, places, expression(result.value)) for result in spec.outputs)
+    outputs = tuple(
+        Result(
+            replace(result.place, tensor=places[result.place.tensor], index=tuple(map(expression, result.place.index))),
+            expression(result.value),
+        )
+        for result in spec.outputs
+    )
     inputs = tuple(names.values())
     match spec:
         case AttentionSpec():
@@ -47,6 +52,7 @@ def canonical(spec: Spec, *, constants: bool = True) -> Spec:
                 score=expression(spec.score), outputs=outputs,
                 reductions=tuple(replace(step, value=expression(step.value)) for step in spec.reductions),
                 weight=None if spec.weight is None else expression(spec.weight),
+                length=None if spec.length is None else expression(spec.length),
             )  # fmt: skip
         case ContractionSpec():
             siblings = tuple(replace(product, b=view(product.b)) for product in spec.siblings)
@@ -70,8 +76,3 @@ def _renamed(node: Expr, names: Mapping[Tensor, Tensor]) -> Expr | None:
     if isinstance(node, Load) and isinstance(node.source, Tensor):
         return Load(names[node.source], node.index, node.span)
     return None
-
-
-def _result(result: Result, places: Mapping[Tensor, Tensor], value: Expr) -> Result:
-    place = result.place
-    return Result(Place(places[place.tensor], place.axes, place.index), value)

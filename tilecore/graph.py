@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, polynomial
-from tilecore.contract.spec import Place, View
+from tilecore.contract.spec import Place, View, extents_at
 from tilecore.ir import (
     Assert,
     Buffer,
@@ -199,7 +199,7 @@ def _bounds(stmt: Stmt) -> Iterator[Bound]:
                     continue
                 pairs = tile_axes(tile, other)
                 for outer, inner in pairs:
-                    limit = tile.source.shape[outer] - tile.origin[outer]
+                    limit = extents_at(tile.source, tile.origin)[outer] - tile.origin[outer]
                     yield Bound((other.source.name, inner), limit, stmt)
         case Parallel():
             for store in stmt.body:
@@ -215,7 +215,7 @@ def _element_bounds(stmt: Parallel, store: Store) -> Iterator[Bound]:
     values = (load for expr in expressions(store) for load in loads(expr))
     accesses.extend((load.source, load.index) for load in values if isinstance(load.source, View))
     for source, index in accesses:
-        for extent, position in zip(source.shape, index, strict=True):
+        for extent, position in zip(extents_at(source, index), index, strict=True):
             for var in stmt.axes:
                 coefficient, rest = split_affine(position, var)
                 if coefficient == const(1) and rest is not None:

@@ -272,10 +272,12 @@ def _live_extents(graph: TileGraph) -> dict[int, Expr]:
             continue
         own = [bound for bound in graph.bounds if graph.classes[bound.axis] == index]
         real = [bound for bound in own if not nonnegative(bound.limit - extent)]
-        if any(loads(bound.limit) for bound in real):
-            continue  # where the data ends is data itself
+        if any(isinstance(load.source, Buffer) for bound in real for load in loads(bound.limit)):
+            continue  # where the data ends is computed by the kernel itself
         if real and all(a.limit == b.limit for a, b in pairwise(real)) and in_scope(graph, index, real[0].limit):
-            candidates[index] = (real[0].limit, binary("min", extent, real[0].limit))
+            count = binary("min", extent, real[0].limit)
+            ragged = bool(loads(count))  # a tile may begin behind the last element
+            candidates[index] = (real[0].limit, binary("max", count, const(0)) if ragged else count)
     while True:
         bad = not_neutral(Beyond(graph, {index: bound for index, (bound, _) in candidates.items()}))
         if not bad:

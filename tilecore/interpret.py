@@ -230,8 +230,9 @@ class _Task:
         """Element writes; those outside the logical extents of a place are dropped."""
         if isinstance(target, Place):
             keep = np.ones(np.shape(value), bool)
+            env = dict(zip(target.axes, index, strict=True))
             for entry, dim in zip(index, target.shape, strict=True):
-                keep = keep & (entry >= 0) & (entry < self._number(dim, {}))
+                keep = keep & (entry >= 0) & (entry < self.run(dim, env))
             axes = {
                 axis: np.broadcast_to(entry, keep.shape)[keep] for axis, entry in zip(target.axes, index, strict=True)
             }

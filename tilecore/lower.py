@@ -110,6 +110,7 @@ def lower(plan: Plan) -> LoopProgram:
         for kind, group in (("input", program.inputs), ("output", program.outputs))
         for position, tensor in enumerate(group)
     }
+    plan = _resolved(plan, Addresses(plan, tensors, {}))
     addresses = Addresses(plan, tensors, {})
     in_place = operands_in_place(plan, addresses)
     kept = _kept_copies(program, in_place)
@@ -128,6 +129,12 @@ def lower(plan: Plan) -> LoopProgram:
     rounded = (part.memory for stmt in loop_statements(body) if isinstance(stmt, RoundRows) for part in stmt.made)
     memories = (*tensors.values(), *(slot.memory for slot in slots.values()), *dict.fromkeys(rounded))
     return touch_ahead(LoopProgram(program.name, program.grid, memories, body, plan.register_tile))
+
+
+def _resolved(plan: Plan, addresses: Addresses) -> Plan:
+    """The plan with extents that data says as loads of flat memory."""
+    live, needed = ({i: addresses.resolve(count) for i, count in of.items()} for of in (plan.live, plan.needed))
+    return replace(plan, live=live, needed=needed)
 
 
 def _size(shape: tuple[Expr, ...]) -> Expr:
@@ -491,8 +498,8 @@ def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, K
         for loop in loops:
             if loop.var not in used:
                 continue
-            trips = _without(_stop(loop), fastest)
-            if trips is None or variables(trips) or loads(trips):
+            trips = _at_most(_stop(loop), frozenset({fastest}))
+            if trips is None or variables(trips):
                 break
             index, count = index * trips + loop.var, count * trips
         else:
@@ -500,21 +507,21 @@ def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, K
     return kept
 
 
-def _without(stop: Expr, var: Var) -> Expr | None:
-    """An upper bound of `stop` that does not mention `var`: sides of minima, inside sums and quotients that grow."""
-    if var not in variables(stop):
+def _at_most(stop: Expr, moving: frozenset[Var]) -> Expr | None:
+    """An upper bound of `stop` without `moving` and without loads: sides of minima, in sums and quotients that grow."""
+    if not (moving & variables(stop) or loads(stop)):
         return stop
     match stop:
         case Op(name="min"):
-            return next((side for side in (_without(arg, var) for arg in stop.args) if side is not None), None)
+            return next((side for side in (_at_most(arg, moving) for arg in stop.args) if side is not None), None)
         case Op(name="max" | "add", args=(left, right)):
-            sides = _without(left, var), _without(right, var)
+            sides = _at_most(left, moving), _at_most(right, moving)
             return None if sides[0] is None or sides[1] is None else binary(stop.name, sides[0], sides[1])
         case Op(name="floordiv", args=(value, Const() as divisor)):
-            bound = _without(value, var)
+            bound = _at_most(value, moving)
             return None if bound is None else binary("floordiv", bound, divisor)
         case Op(name="mul", args=(value, Const(value=factor))) if factor > 0:
-            bound = _without(value, var)
+            bound = _at_most(value, moving)
             return None if bound is None else binary("mul", bound, const(factor))
         case _:
             return None

@@ -83,19 +83,20 @@ class Evaluator:
     def read(self, source: Source, index: list[Any]) -> Any:
         """The elements of `source` at `index`, one array per axis, broadcasting; 0 outside of its extents."""
         if isinstance(source, View):
-            sizes = tuple(int(self(extent)) for extent in source.shape)
+            env = dict(zip(source.axes, index, strict=True))
+            sizes = tuple(self(extent, env) for extent in source.shape)
             return _guarded(index, sizes, lambda safe: self(source.value, dict(zip(source.axes, safe, strict=True))))
         array = np.asarray((self.arrays if isinstance(source, Tensor) else self.tiles)[source.name])
         return _guarded(index, array.shape, lambda safe: array[tuple(safe)])
 
 
-def _guarded(index: list[Any], sizes: tuple[int, ...], read: Callable[[list[Any]], Any]) -> Any:
+def _guarded(index: list[Any], sizes: tuple[Any, ...], read: Callable[[list[Any]], Any]) -> Any:
     """`read` at `index`, moved to 0 where it is outside of `sizes`; those elements are 0."""
     inside = [(entry >= 0) & (entry < size) for entry, size in zip(index, sizes, strict=True)]
     everywhere = np.asarray(True)
     for part in inside:
         everywhere = everywhere & part
-    if 0 in sizes:
+    if any(np.all(size <= 0) for size in sizes):
         return np.zeros(np.shape(everywhere))
     value = read([np.where(part, entry, 0) for part, entry in zip(inside, index, strict=True)])
     return np.where(everywhere, value, np.zeros((), value.dtype))
@@ -132,7 +133,8 @@ def evaluate(spec: Spec, arrays: Arrays, *, wide: bool = True) -> dict[str, np.n
         values = {var: value for var, value in env.items() if var not in axes} | renamed
         if len(result.place.axes) < len(axes):  # a per-row result: the column axis is dropped from every value
             values = {var: _first_column(value, len(axes)) for var, value in values.items()}
-        results[result.place.name] = _store(result.place, run(result.value, values), renamed, run)
+        kept = _kept(spec, result.place, renamed, run)
+        results[result.place.name] = _store(result.place, run(result.value, values), renamed, run, kept)
     return results
 
 
@@ -152,14 +154,23 @@ def view_array(view: View, run: Evaluator) -> Any:
     return np.broadcast_to(run(view.value, _grid(view.axes, run)), sizes)
 
 
-def _store(place: Place, value: Any, env: Mapping[Var, Any], run: Evaluator) -> np.ndarray:
+def _kept(spec: Spec, place: Place, grid: Mapping[Var, Any], run: Evaluator) -> Any:
+    """Which elements of the grid of a place exist."""
+    if not isinstance(spec, AttentionSpec) or spec.length is None:
+        return True
+    b, h, query = place.axes[:3]
+    return grid[query] < run(spec.length, dict(zip(spec.score_axes[:2], (grid[b], grid[h]), strict=True)))
+
+
+def _store(place: Place, value: Any, env: Mapping[Var, Any], run: Evaluator, kept: Any = True) -> np.ndarray:
     sizes = tuple(int(run(extent)) for extent in place.shape)
     shape = tuple(int(run(dim)) for dim in place.tensor.shape)
     dtype = run.numpy_type(place.dtype)
     poison = np.nan if place.dtype.is_float else False if place.dtype is DType.BOOL else np.array(-1).astype(dtype)
     out = np.full(shape, poison, dtype)
     index = tuple(np.broadcast_to(run(i, env), sizes) for i in place.index)
-    out[index] = np.broadcast_to(value, sizes)
+    kept = np.broadcast_to(kept, sizes)
+    out[tuple(i[kept] for i in index)] = np.broadcast_to(value, sizes)[kept]
     return out
 
 
@@ -172,10 +183,15 @@ def _contraction(spec: ContractionSpec, run: Evaluator) -> tuple[tuple[Var, ...]
 
 def _attention(spec: AttentionSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:
     q, k, v = (view_array(view, run) for view in (spec.q, spec.k, spec.v))
+    if spec.length is not None:
+        count = np.asarray(run(spec.length, _grid(spec.score_axes[:2], run)))[..., None, None]
+        q, k, v = (np.where(np.arange(side.shape[2])[:, None] < count, side, 0) for side in (q, k, v))
     kind = run.numpy_type(spec.raw.dtype)  # narrow integers are summed in the placeholder's type
     env = {**_grid(spec.score_axes, run), spec.raw: np.matmul(q.astype(kind), np.swapaxes(k, -1, -2).astype(kind))}
     sizes = tuple(int(run(extent_of(axis))) for axis in spec.score_axes)
     scores = np.broadcast_to(run(spec.score, env), sizes)
+    if spec.length is not None:
+        scores = np.where(np.arange(sizes[-1]) < run(spec.length, env), scores, -np.inf)
     if spec.sink is not None:
         sink = view_array(spec.sink, run)[..., None]
         scores = np.concatenate([scores, sink], axis=-1)

@@ -462,8 +462,9 @@ def _lower_bounds(poly: Poly, depth: int) -> Iterator[Poly]:
         return
     if depth == 0:
         return
-    # Innermost first: its bounds are in terms of the others. A variable goes before the dims of its extent.
-    bounded = max(atoms, key=lambda atom: (_dependence(atom), isinstance(atom, Var)))
+    # Innermost first: its bounds are in terms of the others. A variable goes before the dims of its extent, and what
+    # is made of others before these.
+    bounded = max(atoms, key=lambda atom: (_dependence(atom), isinstance(atom, Var), _depth(atom)))
     lows, highs = _range(bounded)
     wants_low = any(amount > 0 for term, amount in poly.items() if bounded in term)
     wants_high = any(amount < 0 for term, amount in poly.items() if bounded in term)
@@ -480,6 +481,12 @@ def _dependence(atom: "Expr") -> int:
     bounds = (atom.extent,) if isinstance(atom, Var) and atom.extent is not None else children(atom)
     inner = {var for bound in bounds for var in variables(bound)}
     return len(inner) + sum(_dependence(var) for var in inner if var != atom)
+
+
+@lru_cache(maxsize=1 << 16)
+def _depth(atom: "Expr") -> int:
+    """How many nodes lie one below the other in an atom."""
+    return 1 + max(map(_depth, children(atom)), default=0)
 
 
 def _bounded_below(poly: Poly, atom: "Expr", low: "Expr | None", high: "Expr | None") -> Poly | None:
@@ -512,7 +519,7 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
     """Inclusive lower and upper bounds of an atom: any number of each, all of them true."""
     zero = Const(0, DType.I64)
     if isinstance(atom, Var) and atom.extent is not None:
-        return (zero,), (atom.extent - 1,)
+        return (zero,), tuple(extent - 1 for extent in _where_positive(atom.extent))
     if isinstance(atom, Op) and atom.name == "mod" and _is_divisor(atom.args[1]):
         return (zero,), (atom.args[1] - 1,) + ((atom.args[0],) if nonnegative(atom.args[0]) else ())
     if isinstance(atom, Op) and atom.name == "floordiv" and nonnegative(atom.args[0]):
@@ -523,6 +530,18 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
     if isinstance(atom, Op) and atom.name == "max":
         return atom.args, ()
     return (), ()
+
+
+def _where_positive(extent: "Expr") -> tuple["Expr", ...]:
+    """Upper bounds of an extent where it is at least 1: `max(x, 0)` is x then, as is one that only less is added to."""
+    zero = Const(0, DType.I64)
+    for atom in (term[0] for term in polynomial(extent) if len(term) == 1):
+        if isinstance(atom, Op) and atom.name == "max" and zero in atom.args and nonnegative(atom - extent):
+            positive = substitute(extent, {atom: next(arg for arg in (*atom.args, zero) if arg != zero)})
+            return (extent, *_where_positive(positive))
+    if isinstance(extent, Op) and extent.name == "min":
+        return tuple(bound for arg in extent.args for bound in _where_positive(arg))
+    return (extent,)
 
 
 def _above_minima(expr: "Expr") -> tuple["Expr", ...]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Source, Sym, Var, loads, symbols, variables
+from tilecore.contract.expr import Const, Expr, Load, Source, Sym, Var, loads, substitute, symbols, variables
 
 
 class SpecError(ValueError):
@@ -51,7 +51,7 @@ class View:
 
     @property
     def shape(self) -> tuple[Expr, ...]:
-        """Extents of the axes."""
+        """Extents of the axes; that of a ragged axis is in terms of other axes."""
         return tuple(extent_of(axis) for axis in self.axes)
 
 
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def shape(self) -> tuple[Expr, ...]:
-        """Extents of the axes."""
+        """Extents of the axes; that of a ragged axis is in terms of other axes."""
         return tuple(extent_of(axis) for axis in self.axes)
 
 
@@ -114,6 +114,10 @@ class AttentionSpec:
     `raw` is their exact i32 sum. `reductions` are values over `score_axes` reduced over the keys, such as a mask's
     maximum: outputs over (b, h, q, e) and `weight` may read them. An output over `score_axes` is a program of `raw`
     and `probability`: scores or weights that are needed in memory too.
+
+    `length`, over the axes b and h, says how many queries and how many keys there are: only the first `length` of
+    either, at most as many as the axes have (which are then upper bounds), and none where it is below 1. Others are
+    not read, and nothing is written for them. It is an i64 over loads of inputs.
     """
 
     inputs: tuple[Tensor, ...]
@@ -132,6 +136,7 @@ class AttentionSpec:
     reductions: tuple["Step", ...] = ()
     requires: tuple[Expr, ...] = ()
     lookups: tuple[Lookup, ...] = ()
+    length: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +272,12 @@ def extent_of(axis: Var) -> Expr:
     return axis.extent
 
 
+def extents_at(operand: View | Place, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The extents of the axes where they are walked at `index`."""
+    at: dict[Expr, Expr] = dict(zip(operand.axes, index, strict=True))
+    return tuple(substitute(extent, at) for extent in operand.shape)
+
+
 def outputs_of(spec: Spec) -> tuple[Tensor, ...]:
     """The physical outputs, in the order of the fused node's outputs."""
     return tuple(result.place.tensor for result in spec.outputs)
@@ -303,6 +314,8 @@ def _programs(spec: Spec) -> Iterator[tuple[str, Expr]]:
             yield "weight", spec.weight
         for step in spec.reductions:
             yield f"reduction {step.var.name}", step.value
+        if spec.length is not None:
+            yield "length", spec.length
     if isinstance(spec, RowSpec):
         for step in spec.steps:
             yield f"step {step.var.name}", step.value

@@ -68,6 +68,8 @@ def adaptations(spec: Spec) -> Iterator[Adapted]:
     if isinstance(spec, RowSpec):
         yield Adapted((), (), merged(spec))
         return
+    if isinstance(spec, AttentionSpec) and spec.length is not None:
+        raise CudaError("there is no kernel for cards of attention over as many rows as data says")
     plain = _with_plain_operands(spec)
     levels = _with_levels(plain)
     if levels is not None:

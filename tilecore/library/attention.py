@@ -24,9 +24,9 @@ def attention(
 
     `split` tasks share the keys.
     """
-    B, H, queries, D = Q.shape
-    keys, E = V.shape[2:]
-    with T.Kernel(T.ceildiv(queries, block_m), H, B, split=split) as (m, h, b, part):
+    (B, H, _, D), E = Q.shape, V.shape[3]
+    with T.Kernel(T.ceildiv(score.queries, block_m), H, B, split=split) as (m, h, b, part):
+        keys = score.keys(b, h)
         q = T.alloc_shared((block_m, D), Q.dtype)
         k = T.alloc_shared((block_n, D), K.dtype)
         v = T.alloc_shared((block_n, E), V.dtype)

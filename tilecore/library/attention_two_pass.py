@@ -29,12 +29,10 @@ def attention_in_two_passes(
     block_m: Any = T.auto,
     block_n: Any = T.auto,
 ) -> None:
-    """O = weight(softmax(score(Q · Kᵀ))) · V: the first pass has each row's maximum and sum, the second the weights.
-
-    Scores are made twice.
-    """
-    (B, H, queries, D), (keys, E) = Q.shape, V.shape[2:]
-    with T.Kernel(T.ceildiv(queries, block_m), H, B) as (m, h, b):
+    """O = weight(softmax(score(Q · Kᵀ))) · V: a pass for each row's maximum and sum, one for the weights."""
+    (B, H, _, D), E = Q.shape, V.shape[3]
+    with T.Kernel(T.ceildiv(score.queries, block_m), H, B) as (m, h, b):
+        keys = score.keys(b, h)
         q = T.alloc_shared((block_m, D), Q.dtype)
         k, again = (T.alloc_shared((block_n, D), K.dtype) for _ in range(2))
         v = T.alloc_shared((block_n, E), V.dtype)

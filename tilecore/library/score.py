@@ -16,6 +16,7 @@ from tilecore.contract.expr import (
     Op,
     Var,
     apply,
+    binary,
     cast,
     const,
     from_polynomial,
@@ -27,7 +28,7 @@ from tilecore.contract.expr import (
 from tilecore.contract.spec import TOP, TOTAL, AttentionSpec, Result, Step, View
 from tilecore.language import Handle, Value
 from tilecore.library.epilogue import Epilogue
-from tilecore.value import Operand, program
+from tilecore.value import Operand, plain, program
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,18 @@ class Score:
 
     spec: AttentionSpec
     bounds: tuple[Bound, ...]
+
+    @property
+    def queries(self) -> Operand:
+        """How many queries there are at most."""
+        return plain(self.spec.q.shape[2])
+
+    def keys(self, b: Operand, h: Operand) -> Operand:
+        """How many keys there are, which are as many as queries where data says so."""
+        if self.spec.length is None:
+            return plain(self.spec.k.shape[2])
+        length = binary("min", self.spec.length, self.spec.k.shape[2])
+        return program(length, dict(zip(self.spec.score_axes[:2], (b, h), strict=True)))
 
     @property
     def reductions(self) -> tuple[Step, ...]:
