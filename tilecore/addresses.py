@@ -27,6 +27,9 @@ from tilecore.ir import Buffer
 from tilecore.loops import Memory
 from tilecore.target import BLOCK
 
+LINE = 64  # bytes of a line of the caches
+CROWDED = 8 * LINE  # rows a multiple of this apart lie in an eighth of a cache's sets, or in fewer
+
 
 def ceil_to(extent: Expr, multiple: int) -> Expr:
     """`extent` rounded up to a multiple."""
@@ -134,11 +137,13 @@ def layout_offset(plan: Plan, buffer: Buffer, index: tuple[Expr, ...]) -> Expr:
 def row_stride(buffer: Buffer) -> Expr:
     """Elements between rows of a buffer in rows layout: whole panels, so that vectors may run past the last column.
 
-    Rows of bf16 that would share few sets of a cache get a line between them: products read 32 at once.
+    Rows that would share few sets of a cache get a line between them: products read and write up to 32 at once.
     """
     columns = ceil_to(buffer.shape[-1], PANEL)
-    crowded = len(buffer.shape) == 2 and buffer.dtype is DType.BF16 and binary("mod", columns, const(512)) == const(0)
-    return columns + 2 * PANEL if crowded else columns
+    if len(buffer.shape) != 2 or buffer.dtype not in (DType.BF16, DType.F32):
+        return columns
+    crowded = binary("mod", columns, const(CROWDED // buffer.dtype.row.bytes)) == const(0)
+    return columns + LINE // buffer.dtype.row.bytes if crowded else columns
 
 
 def panel_size(plan: Plan, buffer: Buffer) -> Expr:

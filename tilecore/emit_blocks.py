@@ -1,7 +1,8 @@
 """Products in tile registers, finished block by block (`loops.Blocks`), as C.
 
 One loop over the blocks and one more turn. In each, the steps of a block's products, and after every step some vectors
-of the block before, whose results lie in the other half of a small array.
+of the block before, whose results lie in the other half of a small array. Where several blocks in turn read the same
+panels of a model's weight, each asks for its share of the panels after those (`tile_ahead`).
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from tilecore.contract.expr import Var
 from tilecore.contract.panel import PANEL
 from tilecore.emit_expr import Expressions, memory_name
 from tilecore.loops import Blocks, Let, Operand, Put
-from tilecore.target import BLOCK
+from tilecore.target import ASKING_BLOCKS, BLOCK
 
 Points = Callable[[tuple[Let | Put, ...], Var, str], None]  # prints a vector's statements; the variable and its C name
 
@@ -23,6 +24,7 @@ def emit_blocks(printer: Expressions, blocks: Blocks, points: Points) -> None:
 
     first, count = blocks.products[0], len(blocks.products)
     number = printer.fresh("")
+    ahead = all(mma.b.memory.kind == "input" for mma in blocks.products)
     rows, columns, lda = (printer.scalar(value) for value in (first.rows, first.columns, first.a.row))
     rights = ", ".join(address(mma.b) for mma in blocks.products)
     strides = ", ".join(printer.scalar(mma.b.row) for mma in blocks.products)
@@ -42,12 +44,12 @@ def emit_blocks(printer: Expressions, blocks: Blocks, points: Points) -> None:
     bound = {blocks.origin[0]: f"row{number}", blocks.origin[1]: f"column{number}"}
     with printer.within(f"for (int64_t b{number} = 0; b{number} <= count{number}; b{number}++)", bound):
         for text in (
-            *_block_lines(number, rows, str(count), printer.scalar(first.depth)),
+            *_block_lines(number, rows, str(count), printer.scalar(first.depth), ahead),
             *_result_lines(blocks, number),
         ):
             printer.line(text)
         with printer.within(f"for (int64_t q{number} = 0; q{number} < products{number}; q{number}++)", {}):
-            _product(printer, blocks, number, lda, points)
+            _product(printer, blocks, number, lda, points, ahead)
         for text in (
             f"done_row{number} = i{number}, done_column{number} = p{number} * {PANEL};",
             f"done_width{number} = width{number}, vectors{number} = height{number} * width{number};",
@@ -56,9 +58,14 @@ def emit_blocks(printer: Expressions, blocks: Blocks, points: Points) -> None:
             printer.line(text)
 
 
-def _block_lines(n: str, rows: str, count: str, depth: str) -> tuple[str, ...]:
-    """What is known of a block, and of the one before: where it is, and how many of its vectors go with each step."""
+def _block_lines(n: str, rows: str, count: str, depth: str, ahead: bool) -> tuple[str, ...]:
+    """What is known of a block, and of the one before: where it is, and how many of its vectors go with each step.
+
+    `ahead`: how many lines of the next panels a step asks for, too. A step of a pair of panels reads 32 lines.
+    """
+    share = (f"const int64_t lines{n} = tall{n} < {ASKING_BLOCKS} ? 0 : ({BLOCK - 1} + tall{n}) / tall{n};",)
     return (
+        *(share if ahead else ()),
         f"const int live{n} = b{n} < count{n};",
         f"const int64_t p{n} = b{n} / tall{n} * 2, i{n} = b{n} % tall{n} * {BLOCK};",
         f"const int64_t height{n} = min_i64({rows} - i{n}, {BLOCK}), width{n} = min_i64(panels{n} - p{n}, 2);",
@@ -76,14 +83,20 @@ def _result_lines(blocks: Blocks, n: str) -> list[str]:
     ]
 
 
-def _product(printer: Expressions, blocks: Blocks, n: str, lda: str, points: Points) -> None:
+def _product(printer: Expressions, blocks: Blocks, n: str, lda: str, points: Points, ahead: bool) -> None:
     """The steps of one product of a block, and beside them the vectors that are due."""
+    next_panels = (
+        f"const uint16_t* const next{n} = right{n} + 2 * strides{n}[q{n}] + i{n} / {BLOCK} * deep{n} * lines{n};",
+    )
     for text in (
         f"const uint16_t* const right{n} = rights{n}[q{n}] + p{n} * strides{n}[q{n}];",
+        *(next_panels if ahead else ()),
         f"if (live{n}) tile_clear();",
     ):
         printer.line(text)
     with printer.within(f"for (int64_t k{n} = 0; k{n} < deep{n}; k{n} += {BLOCK})", {}):
+        if ahead:
+            printer.line(f"if (live{n}) tile_ahead(next{n} + k{n} * lines{n}, lines{n});")
         printer.line(
             f"if (live{n}) tile_fused_step(left{n} + i{n} * {lda} + k{n}, {lda}, right{n} + k{n} * {PANEL}, "
             f"strides{n}[q{n}], height{n} > 16, width{n} > 1);"

@@ -22,7 +22,7 @@ from tilecore.emit_host import symbol_order
 from tilecore.engine import BYTES_LANES, Engine, engine_for
 from tilecore.library.schedule import splits
 from tilecore.profile import HardwareProfile
-from tilecore.target import BLOCK, Target
+from tilecore.target import ASKING_BLOCKS, BLOCK, Target
 
 NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
 TASK_CYCLES = 1500.0  # of starting a grid point: its offsets, first touches and last stores
@@ -31,7 +31,6 @@ HIDDEN = 0.75  # share of the shorter of two things at once that the longer one 
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
-PAGE, PAGES, PAGE_CYCLES = 4096, 64, 25.0  # bytes; pages that a core has at hand, and cycles of getting another one
 ROUND_OPERATIONS = 8  # per vector of a left operand that is rounded to bytes
 CHUNKS_PER_CORE, INLINE_NANOSECONDS, CHUNK_NANOSECONDS = 16, 10_000, 2_500  # of `tile_chunks.h`
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
@@ -93,10 +92,11 @@ class Machine:
         levels = ((profile.l1, profile.l1_bytes), (profile.l2, profile.l2_bytes), (profile.l3, profile.l3_bytes))
         return next((rate for capacity, rate in levels if footprint <= 0.8 * capacity), profile.dram_bytes)
 
-    def product(self, rows: int, columns: int, depth: int, sizes: Sizes) -> float:
+    def product(self, rows: int, columns: int, depth: int, sizes: Sizes, *, beside: bool = False) -> float:
         """Cycles of one block of products: multiply-adds, or the traffic of A and B, and the accumulators.
 
-        Panels of B are walked once, rows of A once per panel; each block of the engine reads its panel again.
+        Panels of B are walked once, rows of A once per panel; each block of the engine reads its panel again. Results
+        that are finished `beside` the next block never leave the first cache.
         """
         engine = sizes.engine
         panels = -(-columns // engine.columns)
@@ -106,7 +106,7 @@ class Machine:
         panel, strip = sizes.b * depth * engine.columns, sizes.a * engine.rows * depth
         left = sizes.a * rows * depth
         traffic = tiles * panel / self.rate(panel + strip) + panels * left / self.rate(panel + left)
-        accumulators = 8 * rows * columns / self.rate(4 * rows * columns)  # read and written
+        accumulators = 0.0 if beside else 8 * rows * columns / self.rate(4 * rows * columns)  # read and written
         return _overlap(multiply, traffic) + engine.cycles * tiles + accumulators
 
     def spread(self, tasks: int, cycles: float) -> float:
@@ -163,7 +163,7 @@ def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
             if spec.acc.dtype is DType.I32 and machine.target.lanes == BYTES_LANES:
                 rows = (64, 128, 192)  # sums of columns are taken once for all rows
             if _engine(spec.a.value, machine).rows == BLOCK:
-                rows, widths, depths = (32, 64, 128, 256), (*widths, 1536), depths[-1:]
+                rows, widths, depths = (32, 64, 128, 256), (*widths, 384, 1536, 3072), depths[-1:]
             for block_m, block_n, block_k in product(rows, widths, depths):
                 yield {"block_m": block_m, "block_n": block_n, "block_k": block_k}
         case RowSpec():
@@ -203,8 +203,11 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     sizes = _sizes(spec, machine)
     operands = sizes.a * m * depth + (sizes.b * n * k + 4 * m * n) * count
     epilogue = sum(operation_count(result.value) for result in spec.outputs) + 2 * count
-    compute = steps * machine.product(m, n, k, sizes) * count
+    beside = sizes.engine.beside and steps == 1
+    compute = steps * machine.product(m, n, k, sizes, beside=beside) * count
     fetch = count * sizes.b * n * depth / machine.rate(sizes.b * columns * depth * count)
+    if beside and operands - 4 * m * n * count <= 0.8 * machine.profile.l2:  # B stays from one task to the next
+        fetch /= -(-rows // config["block_m"])
     fetch += sizes.a * m * depth / machine.rate(operands)
     made = 0.0 if _is_stored(spec.a.value) else m * depth * (operation_count(spec.a.value) + MAKE_OPERATIONS)
     made += m * depth * ROUND_OPERATIONS if spec.byte_block else 0.0
@@ -212,15 +215,14 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
         read = spec.byte_block or _is_stored(part.b.value)
         whole = 0 if read else operation_count(part.b.value) + MAKE_OPERATIONS
         made += n * depth * whole / max(-(-rows // config["block_m"]), 1)
-    finish, busy = m * n * epilogue / machine.target.lanes, _overlap(compute, fetch)
-    beside = sizes.engine.beside and steps == 1
+    waits = beside and m < ASKING_BLOCKS * BLOCK
+    finish, busy = m * n * epilogue / machine.target.lanes, compute + fetch if waits else _overlap(compute, fetch)
     per_task = (_overlap(busy, finish) if beside else busy + finish) + made / machine.target.lanes + TASK_CYCLES
-    per_task += _page_misses(m, n, columns) if beside else 0.0
     tasks = batch * -(-rows // config["block_m"]) * -(-columns // config["block_n"])
     own = batch * rows * columns * depth * count / machine.profile.macs_per_cycle / machine.profile.cores
     why = f"{operands >> 10} KiB of operands, {steps} depth steps, {tasks} tasks"
     rejected = ""
-    if 4 * m * n * count > machine.profile.l2 // 2:
+    if 4 * m * n * count > machine.profile.l2 // 2 and not beside:
         rejected = (
             f"an accumulator of {4 * m * n * count >> 10} KiB leaves no room in an L2 of {machine.profile.l2 >> 10} KiB"
         )
@@ -230,13 +232,6 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
         rejected = f"unpacked weights of {4 * n * k >> 10} KiB do not stay in an L2 of {machine.profile.l2 >> 10} KiB"
     cycles = machine.spread(tasks, per_task)
     return Candidate(config, cycles / max(own, 1.0), why, rejected, cycles)
-
-
-def _page_misses(rows: int, n: int, columns: int) -> float:
-    """Cycles of finding pages of results again: every block of 32 × 32 stores to rows that lie `columns` floats apart,
-    and all rows of a task come in turn before the next columns do."""
-    apart = min(1.0, 4 * columns / PAGE)
-    return rows * -(-n // BLOCK) * apart * PAGE_CYCLES if rows * apart > PAGES else 0.0
 
 
 def _depth_block(depth: int, limit: int, unit: int) -> int:

@@ -6,6 +6,7 @@ from tilecore.contract.panel import PANEL
 
 BLOCK = 32  # rows and columns of results that tile registers sum at once, and the depth of a step (tile_amx.h)
 FEW_TILE_ROWS = 4  # up to here vector registers are as fast
+ASKING_BLOCKS = 4  # of rows, from which a product asks for its next panels: fewer would ask for too many lines at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """What multiplies a block, and the extents that are chosen for it: no compiler needed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tile_specs import axis, tensor
@@ -54,6 +56,26 @@ def test_tile_registers_get_whole_blocks_and_the_whole_depth(depth: int, columns
     assert best.config["block_k"] == depth
     wide = rank(prepare(linear(depth, columns))[0], profile, profile.target)[0]
     assert best.cycles < 0.5 * wide.cycles
+
+
+@pytest.mark.parametrize(
+    ("depth", "columns", "slower"),
+    [  # microseconds of 128 and of 512 rows on one core of a Sapphire Rapids
+        (768, 3072, {(256, 3072): 2942, (128, 3072): 3108, (64, 1536): 4267}),
+        (3072, 768, {(128, 768): 3173, (64, 768): 4380}),
+        (768, 768, {(256, 768): 850, (64, 768): 924}),
+    ],
+)
+def test_extents_in_tile_registers_rank_as_measured(
+    depth: int, columns: int, slower: dict[tuple[int, int], int]
+) -> None:
+    """Weights that do not stay in L2 between tasks, and few rows that wait for them, cost what they cost."""
+    profile = replace(profile_named("sapphire-rapids"), cores=1)
+    spec, _ = prepare(narrowed(linear(depth, columns)))
+    order = [(c.config["block_m"], c.config["block_n"]) for c in rank(spec, profile, profile.target)]
+    places = [order.index(extents) for extents in slower]
+    assert places[0] == 0
+    assert places == sorted(places)
 
 
 def test_profiles_say_what_multiplies_bf16() -> None:

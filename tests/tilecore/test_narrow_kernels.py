@@ -69,6 +69,13 @@ def contraction(depth: int, columns: int, *, constant: bool, transposed: bool, s
         (70, 131, 83, {"block_m": 48, "block_n": 48, "block_k": 64}),  # several steps, the last of them odd
         (97, 96, 200, {"block_m": 96, "block_n": 128, "block_k": 96}),
         (33, 8, 17, {}),
+        (150, 96, 208, {"block_m": 160, "block_n": 208, "block_k": 96}),  # whole blocks, the last of fewer rows
+        (
+            140,
+            64,
+            240,
+            {"block_m": 128, "block_n": 112, "block_k": 64},
+        ),  # panels left over, a few rows in the last task
     ],
 )
 @pytest.mark.parametrize("layout", ["constant", "constant transposed", "given", "given transposed"])
@@ -173,7 +180,18 @@ def test_tile_registers_finish_whole_blocks_beside_the_next(
     spec = contraction(depth, columns, constant=True, transposed=False, scaled=False)
     text = made(narrowed(spec), target).sources[target.name]
     assert ("tile_fused_step(" in text) == beside
+    assert ("tile_ahead(" in text) == beside, "panels of a weight are asked for before they are due"
     assert text.count("sigmoid_f32(") == (2 if beside else 1) + (columns % 16 > 0), "few rows keep the plain form"
+    assert toolchain.object(Source(text, target.flags, (HEADERS,))).exists()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for x86-64")
+def test_panels_that_a_task_makes_are_not_asked_for(toolchain: Toolchain) -> None:
+    target = target_named("x86-64-v4-amx")
+    spec = contraction(64, 48, constant=False, transposed=True, scaled=False)
+    text = made(narrowed(spec), target).sources[target.name]
+    assert "tile_fused_step(" in text
+    assert "tile_ahead(" not in text
     assert toolchain.object(Source(text, target.flags, (HEADERS,))).exists()
 
 

@@ -28,6 +28,7 @@ TILE_INLINE void shape_tiles(int64_t rows, int64_t depth) {
         s.bytes[i] = (uint16_t)(i == 4 || i == 5 ? 2 * depth : 64);
         s.rows[i] = (uint8_t)(i >= 6 ? depth / 2 : i == 2 || i == 3 || i == 5 ? lower : upper);
     }
+    __asm__ volatile("" : : "m"(s)); /* gcc's _tile_loadconfig says that it reads eight bytes, and the rest was left out */
     _tile_loadconfig(&s);
 }
 TILE_INLINE void tile_begin(void) { shape_tiles(TILE_BLOCK, TILE_BLOCK); }
@@ -54,14 +55,14 @@ TILE_INLINE void tile_write(float* c, int64_t ldc, int tall, int wide) {
     if (tall) _tile_stored(2, c + 16 * ldc, ldc * 4);
     if (tall && wide) _tile_stored(3, c + 16 * ldc + TILE_PANEL, ldc * 4);
 }
-/* Registers are loaded in the order in which the step before is done with them. */
+/* All loads first: the order makes no difference to an idle core, and an eighth to one whose other thread works. */
 TILE_INLINE void tile_step(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t panel, int tall, int wide) {
     _tile_loadd(6, b, 64);
     _tile_loadd(4, a, lda * 2);
-    _tile_dpbf16ps(0, 4, 6);
     if (tall) _tile_loadd(5, a + 16 * lda, lda * 2);
-    if (tall) _tile_dpbf16ps(2, 5, 6);
     if (wide) _tile_loadd(7, b + panel, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (tall) _tile_dpbf16ps(2, 5, 6);
     if (wide) _tile_dpbf16ps(1, 4, 7);
     if (tall && wide) _tile_dpbf16ps(3, 5, 7);
 }
@@ -129,6 +130,10 @@ static __attribute__((noinline)) void tile_amx_product(const uint16_t* a, int64_
         tile_amx_product(a, lda, b, panel, c, ldc, rows, columns, depth, clear, ROWS);                                 \
     }
 
+/* Asks for lines of the panels that come next: they lie in the third cache as a rule, and one step at a time would wait. */
+TILE_INLINE void tile_ahead(const uint16_t* from, int64_t lines) {
+    for (int64_t i = 0; i < lines; i++) _mm_prefetch((const char*)from + 64 * i, _MM_HINT_T1);
+}
 /* A step of a block beside which the block before it is finished. */
 TILE_INLINE void tile_fused_step(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t panel, int tall, int wide) {
     if (tall && wide) tile_step(a, lda, b, panel, 1, 1);

@@ -311,11 +311,12 @@ static inline void add_shifts(int32_t* c, int64_t ldc, int64_t rows, int64_t pan
         }                                                                                                              \
         for (int64_t k = 0; k < depth; k += 64) {                                                                      \
             TILE_TMM("tileloadd (%0,%1,1), %%tmm6", "r"(b + k * TILE_PANEL), "r"((int64_t)64));                        \
-            TILE_TMM("tileloadd (%0,%1,1), %%tmm4\n\t" MULTIPLY " %%tmm6, %%tmm4, %%tmm0", "r"(a + k), "r"(row));      \
-            if (wide)                                                                                                  \
-                TILE_TMM("tileloadd (%0,%1,1), %%tmm7\n\t" MULTIPLY " %%tmm7, %%tmm4, %%tmm1",                         \
-                         "r"(b + panel + k * TILE_PANEL), "r"((int64_t)64));                                           \
-            if (tall) TILE_TMM("tileloadd (%0,%1,1), %%tmm5\n\t" MULTIPLY " %%tmm6, %%tmm5, %%tmm2", "r"(a + 16 * row + k), "r"(row)); \
+            TILE_TMM("tileloadd (%0,%1,1), %%tmm4", "r"(a + k), "r"(row));                                             \
+            if (tall) TILE_TMM("tileloadd (%0,%1,1), %%tmm5", "r"(a + 16 * row + k), "r"(row));                        \
+            if (wide) TILE_TMM("tileloadd (%0,%1,1), %%tmm7", "r"(b + panel + k * TILE_PANEL), "r"((int64_t)64));      \
+            TILE_TMM(MULTIPLY " %%tmm6, %%tmm4, %%tmm0", "r"(c));                                                      \
+            if (tall) TILE_TMM(MULTIPLY " %%tmm6, %%tmm5, %%tmm2", "r"(c));                                            \
+            if (wide) TILE_TMM(MULTIPLY " %%tmm7, %%tmm4, %%tmm1", "r"(c));                                            \
             if (tall && wide) TILE_TMM(MULTIPLY " %%tmm7, %%tmm5, %%tmm3", "r"(c));                                    \
         }                                                                                                              \
         TILE_TMM("tilestored %%tmm0, (%0,%1,1)", TILE_SUM_AT(0, 0));                                                   \

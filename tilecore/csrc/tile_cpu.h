@@ -209,18 +209,18 @@ TILE_INLINE f32v sign_f32(f32v x) {
 TILE_INLINE f32v add_exponent(f32v p, f32v n) { return (f32v)((i32v)p + (to_i32v(n) << 23)); }
 TILE_INLINE f32v zero_where(i32v m, f32v x) { return (f32v)((i32v)x & ~m); }
 #if defined(__AVX512DQ__)
-/* exp2: results below 2^-126 are 0; above the largest float, inf. One instruction takes x less its nearest integer,
- * another scales by 2 to that integer; what is left out by the mask costs no time for numbers that are too small. */
+/* exp2: results below 2^-126 are 0; above the largest float, inf. One instruction takes x less its floor, another scales
+ * by 2 to that floor; what is left out by the mask costs no time for numbers that are too small. */
 TILE_INLINE f32v exp2_f32(f32v x) {
-    f32v r = (f32v)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    f32v p = splat_f32(1.32646524e-3f); /* 2^r to 9.2e-8 of itself, exact at 0 */
-    p = p * r + 9.67151132e-3f;
-    p = p * r + 5.55073396e-2f;
-    p = p * r + 2.40222421e-1f;
-    p = p * r + 6.93146978e-1f;
+    f32v r = (f32v)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    f32v p = splat_f32(1.86713168e-3f); /* 2^r to 8.3e-8 of itself, exact at 0 */
+    p = p * r + 9.01702690e-3f;
+    p = p * r + 5.57999155e-2f;
+    p = p * r + 2.40164449e-1f;
+    p = p * r + 6.93151312e-1f;
     p = p * r + 1.0f;
     const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ); /* NaN is, too */
-    return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)(x - r));
+    return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
 }
 #else
 /* exp2: results below 2^-125.5 are 0; above the largest float, inf. Adding 1.5 * 2^23 rounds x to an integer n that then
