@@ -252,10 +252,9 @@ def texts_at_peak() -> float:
 
 def start_ours(folder: Path) -> Peer:
     """Our server, with the model as `plain`."""
-    for name in ("plain", "padded"):  # the names that `start_server` loads
-        save_model(folder / name / "1" / "model.onnx")
-        (folder / name / "tilefuse.toml").write_text("optimize = false\nthreads = 1\n")
-    process, url = start_server(folder, prefix=pinned(0, []))
+    save_model(folder / "plain" / "1" / "model.onnx")
+    (folder / "plain" / "tilefuse.toml").write_text("optimize = false\nthreads = 1\n")
+    process, url = start_server(folder, models=("plain",), prefix=pinned(0, []))
     peer = Peer(OURS, int(url.rpartition(":")[2]), process)
     wait_for_answer(peer.name, peer.port, process)
     return peer

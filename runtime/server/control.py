@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,12 @@ class _State:
     loaded: dict[int, Stamp] = field(default_factory=dict)
     failed: object = None
     """What the folder looked like when loading it failed."""
+    former: list[Model] = field(default_factory=list)
+    """Replaced by others, and perhaps still in use."""
+
+    def replaced(self, models: Sequence[Model]) -> None:
+        """Remember models that others were put in place of, as long as they are in use."""
+        self.former = [model for model in (*self.former, *models) if model.usage.count]
 
 
 class Control:
@@ -200,6 +206,7 @@ class Control:
         for job in plain:
             LOG.info("optimising %s version %d in the background", job[0].name, job[0].version)
             self._plain.put(job)
+        state.replaced(retired)
         for model in retired:
             model.retire()
             LOG.info("let go of %s version %d", model.name, model.version)
@@ -208,11 +215,12 @@ class Control:
         retired = self._repository.replace(name, {})
         state = self._state(name)
         versions, state.loaded, state.failed = list(state.loaded), {}, None
+        leaving, state.former = [*retired, *state.former], []
         for version in versions:
             self._repository.note(IndexEntry(name, version, UNAVAILABLE, reason))
         if retired:
             self._on_change(name)
-        for model in retired:
+        for model in leaving:
             model.retire()
             while not model.usage.wait_idle(0.1) and wanted():
                 continue
@@ -229,8 +237,11 @@ class Control:
                     LOG.error("%s version %d stays unfused: %s", model.name, model.version, error)
                     model.notes[:] = [f"it could not be optimised: {error}"]
                 continue
-            if self._repository.exchange(model, fused):
-                LOG.info("%s version %d is now served fused", model.name, model.version)
+            state = self._state(model.name)
+            with state.lock:
+                if self._repository.exchange(model, fused):
+                    state.replaced([model])
+                    LOG.info("%s version %d is now served fused", model.name, model.version)
 
     def _start(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)

@@ -130,12 +130,12 @@ class Scheduler:
         return self._policies.get(entry.level, self._batching.policy)
 
     def _enqueue(self, entry: Entry) -> None:
-        """Put the entry in its place: by level, then by arrival; late ones after all others."""
+        """Put the entry in its place: by level, then by arrival; late ones after all others of their level."""
         batching = self._batching
         if batching is not None and batching.priorities:
             entry.level = entry.priority or batching.default_priority
         policy = self._policy(entry)
-        if policy.largest and sum(1 for other in self._waiting if self._policy(other) is policy) >= policy.largest:
+        if policy.largest and sum(1 for other in self._waiting if other.level == entry.level) >= policy.largest:
             raise ExhaustedError(f"the queue is full: max_queue_size {policy.largest} requests wait already")
         timeout = policy.timeout
         if entry.timeout is not None and policy.override:
@@ -146,9 +146,9 @@ class Scheduler:
         self._insert(entry)
 
     def _insert(self, entry: Entry) -> None:
-        place = (entry.late, entry.level)
+        place = (entry.level, entry.late)
         at = len(self._waiting)
-        while at > 0 and (self._waiting[at - 1].late, self._waiting[at - 1].level) > place:
+        while at > 0 and (self._waiting[at - 1].level, self._waiting[at - 1].late) > place:
             at -= 1
         self._waiting.insert(at, entry)
 

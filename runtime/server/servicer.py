@@ -21,6 +21,7 @@ from runtime.server.dataplane import Call, infer
 from runtime.server.direct import CallContext, DirectCall
 from runtime.server.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
 from runtime.server.generation.conversation import Calls, Conversation, generates
+from runtime.server.generation.requests import FINAL
 from runtime.server.handlers import status_of
 from runtime.server.infer_message import InferRequest, of_message
 from runtime.server.model import Model
@@ -150,6 +151,7 @@ class InferenceService:
             self._budget.take(size)
             try:
                 answer = pb.ModelInferResponse.FromString(self._infer(of_message(request), context))
+                answer.parameters[FINAL].bool_param = True
                 yield pb.ModelStreamInferResponse(infer_response=answer)
             finally:
                 self._budget.give_back(size)
@@ -265,6 +267,7 @@ def stream_failure(request: pb.ModelInferRequest, error: Exception) -> pb.ModelS
     """The response of a stream that tells of an error."""
     status, reason = status_of(error)
     failed = pb.ModelInferResponse(model_name=request.model_name[:128], id=request.id[:1024])
+    failed.parameters[FINAL].bool_param = True
     return pb.ModelStreamInferResponse(error_message=f"[{status.name}] {reason}", infer_response=failed)
 
 

@@ -54,11 +54,11 @@ class QueuePolicy:
     timeout: float | None = None
     """How long a request may wait; None: as long as its client does."""
     delay: bool = False
-    """After the timeout: keep waiting behind all that are in time, rather than being refused."""
+    """After the timeout: keep waiting behind all of its level that are in time, rather than being refused."""
     override: bool = False
     """A request may shorten its own timeout."""
     largest: int = 0
-    """The most requests that may wait; 0: no limit of its own."""
+    """The most requests of one level that may wait; 0: no limit of its own."""
 
 
 @dataclass(frozen=True)

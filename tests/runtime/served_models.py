@@ -168,13 +168,18 @@ class ServerProcess:
 
     def wait_ready(self, seconds: float = 150) -> "ServerProcess":
         """Wait until all models are loaded."""
-        assert self._ready.wait(seconds), self.log
-        assert self.process.poll() is None, self.log
+        if not self._ready.wait(seconds) or self.process.poll() is not None:
+            self.process.kill()
+            raise AssertionError(self.log)
         return self
 
     def wait_exit(self, seconds: float = 150) -> int:
         """Wait for the process to end and for the rest of its log."""
-        status = self.process.wait(seconds)
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
         self._reader.join(seconds)
         return status
 

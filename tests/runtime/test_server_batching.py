@@ -236,6 +236,31 @@ def test_each_priority_has_its_own_policy(client: Callable[..., Client]) -> None
     assert many.scheduler.waiting == 2
 
 
+def test_levels_without_a_policy_of_their_own_have_queues_of_their_own(client: Callable[..., Client]) -> None:
+    many = client(Batching(priorities=2, default_priority=2, policy=QueuePolicy(largest=1)))
+    many.occupy()
+    many.send(2, priority=1)
+    many.send(3, priority=2)
+    assert many.scheduler.waiting == 2
+    for level in (1, 2):
+        with pytest.raises(ExhaustedError):
+            many.send(4, priority=level).result(10)
+
+
+def test_a_late_request_goes_before_those_of_lower_levels(client: Callable[..., Client]) -> None:
+    policies = ((1, QueuePolicy(timeout=0.1, delay=True)),)
+    many = client(Batching(priorities=2, default_priority=2, policies=policies), max_rows=1)
+    many.occupy()
+    low = many.send(4, priority=2)
+    late = many.send(2, priority=1)
+    time.sleep(0.3)
+    early = many.send(3, priority=1)
+    many.machine.gate.set()
+    for future in (low, late, early):
+        future.result(10)
+    assert many.machine.runs == [[1], [3], [2], [4]]
+
+
 def test_a_timeout_fires_while_a_model_runs(client: Callable[..., Client]) -> None:
     many = client(Batching(policy=QueuePolicy(timeout=0.2)))
     many.occupy()

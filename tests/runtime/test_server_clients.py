@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(root: Path, **transport: float) -> Generator[str]:
     """The address of a server."""
     options: Any = transport
-    server = RunningServer(ServerOptions(transport=TransportOptions(port=0, **options)))
+    server = RunningServer(ServerOptions(transport=TransportOptions(port=0, **options), drain_seconds=150))
     try:
         server.load(root / "models", plain_loader(root / "cache"))
         yield f"127.0.0.1:{server.port}"
@@ -112,6 +112,10 @@ def test_what_perf_analyzer_calls(models: Path) -> None:
         assert [(answer.infer_response.id, answer.error_message) for answer in answers] == [
             (str(number), "") for number in range(3)
         ]
+        (refused,) = stub.ModelStreamInfer(iter([pb.ModelInferRequest(model_name="nobody")]), timeout=30)
+        assert refused.error_message
+        for answer in (*answers, refused):  # what clients of decoupled models wait for
+            assert answer.infer_response.parameters["triton_final_response"].bool_param
 
 
 @pytest.mark.parametrize("flags", [(), ("--async",), ("--async", "--streaming"), ("--request-rate-range", "100")])

@@ -1,6 +1,7 @@
 """Loading, reloading and unloading under traffic, and the background optimiser."""
 
 import logging
+import os
 import shutil
 import threading
 import time
@@ -209,6 +210,36 @@ def test_unloading_waits_for_what_runs(tmp_path: Path) -> None:
         unload(stub, "slow")
         assert running_call.done() or running_call.result(timeout=1)  # its answer left before unload's did
         assert np.frombuffer(running_call.result().raw_output_contents[0], dtype=np.float32).tolist() == [7.0]
+
+
+def test_unloading_waits_for_models_that_were_replaced(tmp_path: Path) -> None:
+    """Fused in the background, then loaded again: three models one after the other, each in use until let go of."""
+    root = tmp_path / "models"
+    save_double(root / "double" / "1" / "model.onnx")
+    go = threading.Event()
+
+    def optimize(model: Path, output: Path, unpad: str | None) -> None:
+        assert go.wait(30)
+        shutil.copy(model, output)
+
+    loader = plain_loader(tmp_path / "cache", optimize)
+    with running(root, loader, **{**EXPLICIT, "load_models": ("double",)}) as (server, stub):
+        models = [server.repository.take("double", "")]
+        go.set()
+        until(lambda: server.repository.find("double", "") is not models[0])
+        models.append(server.repository.take("double", ""))
+        os.utime(root / "double" / "1" / "model.onnx")
+        load(stub)
+        models.append(server.repository.take("double", ""))
+        assert len(set(map(id, models))) == 3
+        with ThreadPoolExecutor() as pool:
+            unloading = pool.submit(unload, stub)
+            until(lambda: not server.repository.versions("double"))
+            for model in (models[2], models[0], models[1]):
+                time.sleep(0.15)
+                assert not unloading.done()
+                model.usage.leave()
+            unloading.result(20)
 
 
 def test_polling_follows_the_folder(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
