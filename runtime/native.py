@@ -21,7 +21,9 @@ COMPILE_FLAGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-fv
 # nodelete: threads of ONNX Runtime free their scratch when they end, which may be after the library was unloaded.
 LINK_FLAGS = ("-shared", "-pthread", "-ldl", "-Wl,-z,nodelete", "-Wl,-z,defs")
 
+BRIEFLY = "-O1"  # it does nothing per element, and takes the compiler half as long as with -O2
+
 
 def shim_sources() -> tuple[Source, ...]:
     """The ONNX Runtime shim: what makes a library of kernels custom operators."""
-    return tuple(Source(path.read_text(), ("-pthread",), INCLUDE_DIRECTORIES) for path in SHIM_SOURCES)
+    return tuple(Source(path.read_text(), (BRIEFLY, "-pthread"), INCLUDE_DIRECTORIES) for path in SHIM_SOURCES)
