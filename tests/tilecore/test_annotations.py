@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_texts import underlined
+from random_programs import random_program as random_tile_program
 
 from tilecore import language as T
 from tilecore.compile import plan_of
@@ -20,7 +21,7 @@ from tilecore.emit_host import Signature
 from tilecore.errors import TileError
 from tilecore.infer import InferenceError, Plan
 from tilecore.interpret import interpret
-from tilecore.ir import Annotation, Parallel, Program, statements
+from tilecore.ir import Annotation, Gemm, Parallel, Program, statements
 from tilecore.jitted import JitKernel, Settings, compile_program
 from tilecore.lower import lower
 from tilecore.target import target_named
@@ -88,8 +89,9 @@ def solution(program: Program, plan: Plan) -> list[Annotation]:
     for stmt, axis in plan.vector_axis.items():
         if stmt.axes in own and axis is not None:
             notes.append(Annotation("vector_axis", ",".join(each.name for each in stmt.axes), stmt.axes.index(axis)))
-    notes.append(Annotation("register_tile", "c", (plan.register_tile.rows, plan.register_tile.vectors)))
-    return notes
+    tile = (plan.register_tile.rows, plan.register_tile.vectors)
+    products = {stmt.c.name for stmt in statements(program.body) if isinstance(stmt, Gemm)}
+    return notes + [Annotation("register_tile", name, tile) for name in sorted(products)]
 
 
 def text_of(plan: Plan) -> str:
@@ -104,6 +106,19 @@ def test_a_part_of_what_is_inferred_infers_the_rest(program: Program, data: st.D
     whole = solution(program, plan)
     part = data.draw(st.lists(st.sampled_from(whole), unique_by=lambda note: (note.what, note.subject)))
     assert text_of(plan_of(replace(program, annotations=tuple(part)), AVX2)) == text_of(plan)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_part_of_what_is_inferred_for_any_program_infers_the_rest(seed: int) -> None:
+    """The random programs of `test_program_fuzz.py`: branches, loops, several products, tiles that data do not fill."""
+    program, rng = random_tile_program(seed).program, np.random.default_rng(seed)
+    plan = plan_of(program, AVX2)
+    whole = solution(program, plan)
+    wanted = text_of(plan)
+    for _ in range(2):
+        part = tuple(note for note in whole if rng.random() < 0.5)
+        assert text_of(plan_of(replace(program, annotations=part), AVX2)) == wanted
+    assert text_of(plan_of(replace(program, annotations=tuple(whole)), AVX2)) == wanted
 
 
 @pytest.fixture(scope="module")

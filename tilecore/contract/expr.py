@@ -356,6 +356,7 @@ def symbols(expr: "Expr") -> frozenset[Sym]:
 # Integer arithmetic: polynomials over atoms. An atom is any integer node that is not itself a sum or a product.
 
 Monomial = tuple["Expr", ...]
+_text: Callable[["Monomial"], str] = lru_cache(maxsize=1 << 16)(str)  # terms of sums are sorted by it again and again
 Poly = dict[Monomial, int]
 
 
@@ -375,7 +376,7 @@ def from_polynomial(poly: Poly, dtype: DType = DType.I64) -> "Expr":
     if dtype is DType.I64:  # quotients are of dims and indices
         poly = _join_remainders(poly)
     total: Expr | None = None
-    for monomial, coefficient in sorted(poly.items(), key=_order_of_term) if len(poly) > 1 else poly.items():
+    for monomial, coefficient in sorted(poly.items(), key=lambda term: (-len(term[0]), _text(term[0]))):
         term: Expr | None = None
         for atom in monomial:
             term = atom if term is None else Op("mul", (term, atom), dtype)
@@ -386,16 +387,6 @@ def from_polynomial(poly: Poly, dtype: DType = DType.I64) -> "Expr":
             term = Op("mul", (term, Const(coefficient, dtype)), dtype)
         total = term if total is None else Op("add", (total, term), dtype)
     return Const(0, dtype) if total is None else total
-
-
-def _order_of_term(term: tuple[Monomial, int]) -> tuple[int, str]:
-    return -len(term[0]), _text(term[0])
-
-
-@lru_cache(maxsize=1 << 16)
-def _text(monomial: Monomial) -> str:
-    """Every sum sorts its terms by it, and most have been seen before."""
-    return str(monomial)
 
 
 def _join_remainders(poly: Poly) -> Poly:
