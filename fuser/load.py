@@ -35,7 +35,7 @@ def load(path: Path) -> ir.Model:
     proto = _read(path)
     try:
         _check(proto)
-        _densify(proto.graph)
+        _densify(proto)
         if any(function.domain != DOMAIN for function in proto.functions):
             proto = _inlined(proto)
         model = _deserialized(proto, path)
@@ -66,23 +66,40 @@ def _read(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _densify(graph: onnx.GraphProto) -> None:
-    """Write sparse initializers out, in place, in bodies too: nothing that follows knows of them."""
-    for sparse in graph.sparse_initializer:
-        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
-        dense = np.zeros(tuple(sparse.dims), values.dtype)
-        try:
-            if indices.ndim == 1:
-                dense.reshape(-1)[indices] = values
-            else:
-                dense[tuple(indices.T)] = values
-        except (IndexError, ValueError) as error:
-            raise LoadError(f"the sparse initializer {sparse.values.name!r} is not valid: {error}") from error
-        graph.initializer.append(numpy_helper.from_array(dense, sparse.values.name))
+def _densify(proto: onnx.ModelProto) -> None:
+    """Write sparse tensors out, in place, in bodies and functions too: nothing that follows knows of them."""
+    _densify_graph(proto.graph)
+    for function in proto.functions:
+        _densify_nodes(function.node)
+
+
+def _densify_graph(graph: onnx.GraphProto) -> None:
+    graph.initializer.extend(_dense(sparse) for sparse in graph.sparse_initializer)
     del graph.sparse_initializer[:]
-    for node in graph.node:
+    _densify_nodes(graph.node)
+
+
+def _densify_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.HasField("sparse_tensor"):
+                value = _dense(attribute.sparse_tensor)
+                attribute.CopyFrom(onnx.helper.make_attribute("value", value))
         for subgraph in _subgraphs(node):
-            _densify(subgraph)
+            _densify_graph(subgraph)
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    try:
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+    except (IndexError, ValueError) as error:
+        raise LoadError(f"the sparse tensor {sparse.values.name!r} is not valid: {error}") from error
+    return numpy_helper.from_array(dense, sparse.values.name)
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -154,8 +171,8 @@ def _write_defaults(
 def _deserialized(proto: onnx.ModelProto, path: Path) -> ir.Model:
     try:
         model = ir.from_proto(proto)
-    except (ValueError, TypeError, KeyError) as error:
-        raise LoadError(f"the graph is not valid: {_first_line(error)}") from error
+    except (ValueError, TypeError, KeyError, ir.serde.SerdeError) as error:
+        raise LoadError(f"the graph is not valid: {_first_line(_cause(error))}") from error
     for graph in model.graphs():
         ir.external_data.set_base_dir(graph, path.parent)
         for value in graph.initializers.values():
@@ -182,7 +199,12 @@ def _check_external(tensor: ir.ExternalTensor) -> None:
         raise LoadError(f"{file} has {size} bytes; the weights of {tensor.name!r} end at byte {end}: it is cut short")
 
 
-def _first_line(error: Exception) -> str:
+def _cause(error: BaseException) -> BaseException:
+    """What an error was raised from in the first place."""
+    return error if error.__cause__ is None else _cause(error.__cause__)
+
+
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -324,16 +324,35 @@ def test_metadata_is_kept(tmp_path: Path) -> None:
     assert load(saved(tmp_path, original)).metadata_props == {"author": "somebody"}
 
 
+@pytest.mark.parametrize("kept", ["initializer", "Constant", "Constant of a function"])
 @pytest.mark.parametrize("indices", [[0, 5, 9], [[0, 0], [1, 1], [2, 1]]], ids=["flat", "by axis"])
-def test_sparse_weights_are_written_out(tmp_path: Path, indices: list[int] | list[list[int]]) -> None:
+def test_sparse_weights_are_written_out(tmp_path: Path, indices: list[int] | list[list[int]], kept: str) -> None:
     """Against ONNX Runtime, which reads the sparse ones itself."""
     values = numpy_helper.from_array(np.array([1, 2, 3], np.float32), "w")
     sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(indices), "at"), [4, 4])
     x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 4]) for name in "xy")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], sparse_initializer=[sparse]
-    )
-    original = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    if kept != "initializer":
+        nodes.insert(0, helper.make_node("Constant", [], ["w"], sparse_value=sparse))
+    functions: list[onnx.FunctionProto] = []
+    if kept == "Constant of a function":
+        functions.append(helper.make_function("own", "Layer", ["x"], ["y"], nodes, opsets[:1]))
+        nodes = [helper.make_node("Layer", ["x"], ["y"], domain="own")]
+    graph = helper.make_graph(nodes, "g", [x], [y], sparse_initializer=[sparse] if kept == "initializer" else [])
+    original = helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=functions)
     model = load(saved(tmp_path, original))
     feeds = {"x": np.random.default_rng(0).standard_normal((3, 4), np.float32)}
     np.testing.assert_array_equal(run(original, feeds)[0], run(ir.to_proto(model), feeds)[0])
+
+
+def test_what_onnx_ir_cannot_read_is_one_line(tmp_path: Path) -> None:
+    original = parse(PLAIN)
+    values, at = (
+        numpy_helper.from_array(np.ones(1, dtype), name) for dtype, name in ((np.float32, "w"), (np.int64, "i"))
+    )
+    odd = helper.make_attribute("odd", helper.make_sparse_tensor(values, at, [4, 4]))
+    original.graph.node[0].attribute.append(odd)
+    with pytest.raises(LoadError) as caught:
+        load(saved(tmp_path, original))
+    assert len(str(caught.value).splitlines()) == 1

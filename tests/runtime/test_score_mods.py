@@ -1,4 +1,4 @@
-"""FlexAttention through the whole path: graphs in attributes, with weights of their own and values from outside."""
+"""Programs of scores through the whole path: FlexAttention's graphs in attributes, and buckets of distances."""
 
 from pathlib import Path
 
@@ -85,3 +85,58 @@ def test_graphs_in_attributes_become_part_of_one_kernel(tmp_path: Path) -> None:
     for session in (load(output), plain):
         (result,) = session.run(None, feeds)
         np.testing.assert_allclose(np.asarray(result), wanted(feeds), rtol=2e-5, atol=2e-5)
+
+
+BUCKETS = """
+    <ir_version: 9, opset_import: ["": 17]>
+    buckets (float[batch, 2, length, 8] q, float[batch, 2, length, 8] k, float[batch, 2, length, 8] v,
+             float[8, 2] table) => (float[batch, 2, length, 8] y)
+    <int64 zero = {0}, int64 one = {1}, int64 exact = {4}, int64 last = {7}, int64[1] first = {0},
+     int64[1] second = {1}, float step = {4}, float limit = {2.0794415}, float lowest = {-3.4028235e38}> {
+        shape = Shape(q)
+        two = Constant <value_int: int = 2> ()
+        length = Gather(shape, two)
+        place = Range(zero, length, one)
+        row = Unsqueeze(place, second)
+        column = Unsqueeze(place, first)
+        back = Sub(row, column)
+        distance = Max(back, zero)
+        near = Less(distance, exact)
+        wide = Cast <to: int = 1> (distance)
+        steps = Div(wide, step)
+        logarithm = Log(steps)
+        part = Div(logarithm, limit)
+        scaled = Mul(part, step)
+        whole = Cast <to: int = 7> (scaled)
+        far = Add(whole, exact)
+        capped = Min(far, last)
+        bucket = Where(near, distance, capped)
+        gathered = Gather(table, bucket)
+        bias = Transpose <perm: ints = [2, 0, 1]> (gathered)
+        turned = Transpose <perm: ints = [0, 1, 3, 2]> (k)
+        products = MatMul(q, turned)
+        biased = Add(products, bias)
+        seen = LessOrEqual(column, row)
+        masked = Where(seen, biased, lowest)
+        weights = Softmax <axis: int = -1> (masked)
+        y = MatMul(weights, v)
+    }"""
+
+
+def test_the_logarithm_of_no_distance_is_never_taken_for_a_bucket(tmp_path: Path) -> None:
+    """T5's decoder: the logarithm of 0, as an integer, is what Where leaves out."""
+    source, output = tmp_path / "model.onnx", tmp_path / "fused.onnx"
+    onnx.save(parser.parse_model(BUCKETS), source)
+    report = optimize(source, output, options=Options.from_environment(), progress=lambda _: None)
+    assert [region.kind for region in report.regions] == ["attention"], report.misses
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, 2, 40, 8)).astype(np.float32) for _ in range(3))
+    table = rng.normal(size=(8, 2)).astype(np.float32)
+    (result,) = load(output).run(None, {"q": q, "k": k, "v": v, "table": table})
+    distance = np.maximum(np.subtract.outer(np.arange(40), np.arange(40)), 0)
+    far = 4 + np.log(np.maximum(distance, 4) / 4) / np.log(8) * 4 + 1e-6
+    bias = table[np.where(distance < 4, distance, np.minimum(far.astype(int), 7))].transpose(2, 0, 1)
+    scores = (q.astype(np.float64) @ k.swapaxes(-1, -2) + bias) + np.where(np.tri(40, dtype=bool), 0, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    wanted_result = weights / weights.sum(-1, keepdims=True) @ v
+    np.testing.assert_allclose(np.asarray(result), wanted_result, rtol=2e-5, atol=2e-5)

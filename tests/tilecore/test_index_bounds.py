@@ -1,8 +1,11 @@
-"""What `nonnegative` proves of indices: a loop over a whole dim stays inside it, however the dim is computed."""
+"""What is proved of indices, such as that a loop over a whole dim stays inside it, and which numbers are folded."""
+
+import math
 
 import pytest
 
-from tilecore.contract.expr import Expr, Sym, Var, binary, const, floordiv, nonnegative
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Const, Expr, Op, Sym, Var, binary, cast, const, floordiv, nonnegative
 
 A, B = Sym("a"), Sym("b")
 
@@ -51,3 +54,19 @@ def test_panels_of_the_last_tile_stay_inside_the_matrix() -> None:
     some = Var("n", extent=(columns + 255) // 256)
     panel = Var("p", extent=(binary("min", const(256), columns - some * 256) + 15) // 16)
     assert nonnegative((columns + 15) // 16 - 1 - some * 16 - panel)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(const(value), DType.I64) for value in (2.9, -2.9, 1e30, -1e30, math.inf, -math.inf, math.nan)]
+    + [(const(value), DType.U8) for value in (-0.5, 255.5, 300, -1)],
+    ids=str,
+)
+def test_numbers_that_a_type_has_not_are_converted_when_the_kernel_runs(value: Const, dtype: DType) -> None:
+    found = cast(value, dtype)
+    whole = math.trunc(value.value) if math.isfinite(value.value) else None
+    low, high = dtype.range
+    if whole is not None and low <= whole <= high:
+        assert found == const(whole, dtype)
+    else:
+        assert found == Op("cast", (value,), dtype)

@@ -204,12 +204,18 @@ def select(condition: "Expr", yes: "Expr | int | float", no: "Expr | int | float
 
 
 def cast(value: "Expr", dtype: DType, *, span: Any = None) -> "Expr":
-    """`value` as `dtype`; float to int truncates, anything to bool is `!= 0`."""
+    """`value` as `dtype`; float to int truncates, int to int wraps, anything to bool is `!= 0`."""
     if value.dtype is dtype:
         return value
-    if isinstance(value, Const):
+    if isinstance(value, Const) and (not dtype.is_int or _fits(value, dtype)):
         return const(value.value, dtype)
     return Op("cast", (value,), dtype, span)
+
+
+def _fits(value: Const, dtype: DType) -> bool:
+    """Whether an integer type has the truncated number: what else a conversion gives is the machine's affair."""
+    low, high = dtype.range
+    return low - 1 < value.value < high + 1
 
 
 def reinterpret(value: "Expr", dtype: DType, *, span: Any = None) -> "Expr":
