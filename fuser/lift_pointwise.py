@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from functools import reduce
 
+import ml_dtypes
 import numpy as np
 
 from fuser.element import Element
@@ -98,13 +99,16 @@ def _where(e: Element) -> Expr:
 
 
 def _clip(e: Element) -> Expr:
+    """A bound that is left out is the lowest or the largest finite number, so that no float stays infinite."""
     value = e.broadcast(0)
     for position, (name, key) in enumerate((("max", "min"), ("min", "max")), 1):
-        if e.opset >= 11:
-            if e.has(position):
-                value = binary(name, value, e.broadcast(position))
-        elif e.attribute(key) is not None:
-            value = binary(name, value, _number(float(e.attribute(key)), value))
+        given = e.attribute(key) if e.opset < 11 else None
+        if e.opset >= 11 and e.has(position):
+            value = binary(name, value, e.broadcast(position))
+        elif given is not None:
+            value = binary(name, value, _number(float(given), value))
+        elif value.dtype.is_float:
+            value = binary(name, value, _number(float(getattr(ml_dtypes.finfo(value.dtype.row.numpy), key)), value))
     return value
 
 

@@ -16,7 +16,7 @@ from fuser.lift import Inliner
 from fuser.precision import hidden, in_f32
 from fuser.shapes import Shapes
 from fuser.softmax import reduced_axes, softmax_axes
-from tilecore.contract.expr import Expr, cast, const, unary
+from tilecore.contract.expr import Expr, cast, const, select, unary
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,9 @@ def _reduce(make: Callable[[Rows, Expr], Expr]) -> Translation:
 
 
 def _log_sum_exp(rows: Rows, x: Expr) -> Expr:
-    top = rows.reduce("max", x)
+    """An infinite maximum is not subtracted: infinity less itself is no number."""
+    largest = rows.reduce("max", x)
+    top = select(unary("isinf", largest), 0.0, largest)
     return top + unary("log", rows.reduce("sum", unary("exp", x - top)))
 
 

@@ -193,6 +193,8 @@ class _Ends:
             return Load(Tensor(end.name or "", wide, shape_of(end, self.shapes)), where)
 
         reader = Inliner(self.shapes, self.opset, lambda v, i: load(v, i) if v in (self.whole, self.row) else None)
+        if shape_of(value, self.shapes) != shape:  # broadcast to more than the whole
+            return ZERO, load(self.whole, index), load(self.row, row)
         try:
             expr = reader.compute(value, index)
         except LiftError:

@@ -117,6 +117,22 @@ class MatMulNBits(OpRun):
         return (product if bias is None else product + bias,)
 
 
+class DynamicQuantizeMatMul(OpRun):
+    """ONNX Runtime's product of levels, with one scale for all of A; its kernel saturates on some processors."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, a: Array, b: Array, scale: Array, zero: Array | None = None, bias: Array | None = None
+    ) -> tuple[Array]:
+        low, high = min(float(a.min(initial=0.0)), 0.0), max(float(a.max(initial=0.0)), 0.0)
+        step = (high - low) / 255 or 1.0
+        shift = np.clip(np.rint(-low / step), 0, 255)
+        levels = np.clip(np.rint(a / step) + shift, 0, 255) - shift
+        product = levels @ (b.astype(np.float64) - (0.0 if zero is None else zero)) * (step * scale)
+        return (product if bias is None else product + bias,)
+
+
 def _unpacked(stored: Array, bits: int) -> Array:
     """Levels of the last axis, low bits of each byte first, in double precision."""
     parts = [stored >> shift & ((1 << bits) - 1) for shift in range(0, 8, bits)]
@@ -135,7 +151,7 @@ class MeanVarianceNormalization(OpRun):
 
 NEW_OPS: list[type[OpRun]] = [
     *(Erf, GatherElements, DequantizeLinear, QuantizeLinear),
-    *(MatMulNBits, MeanVarianceNormalization),
+    *(MatMulNBits, DynamicQuantizeMatMul, MeanVarianceNormalization),
     *IMAGE_OPS,
 ]
 

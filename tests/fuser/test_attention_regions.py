@@ -147,6 +147,14 @@ def log_sum(g: GraphWriter, x: str) -> str:
     return g.op("Exp", g.op("Sub", x, reduced(g, "ReduceLogSumExp", x, -1, keep=False)))
 
 
+def no_less_than_nothing(g: GraphWriter, x: str) -> str:
+    """JAX: the maximum from −inf on, brought back to the shape of the scores, as is the sum."""
+    shape = g.op("Shape", x)
+    top = g.op("Max", reduced(g, "ReduceMax", x, -1, keep=False), g.constant(np.array(-np.inf, np.float32)))
+    e = g.op("Exp", g.op("Sub", x, g.op("Expand", top, shape)))
+    return g.op("Div", e, g.op("Expand", reduced(g, "ReduceSum", e, -1, keep=False), shape))
+
+
 def sums_at_another_axis(g: GraphWriter, x: str) -> str:
     e = powers(g, x)
     total = g.op("ReduceSum", e, g.constant([-1]), keepdims=0)
@@ -160,6 +168,13 @@ def maximum_of_columns(g: GraphWriter, x: str) -> str:
 
 def least_score_subtracted(g: GraphWriter, x: str) -> str:
     return g.op("Softmax", g.op("Sub", x, reduced(g, "ReduceMin", x, -1, keep=True)))
+
+
+def of_more_axes(g: GraphWriter, x: str) -> str:
+    """Row i of every sum under row i of the scores of every batch: [batch, batch, 6, 6], and back to three axes."""
+    e = powers(g, x)
+    total = g.op("Unsqueeze", reduced(g, "ReduceSum", e, -1, keep=True), g.constant([1]))
+    return g.op("ReduceMean", g.op("Div", e, total), g.constant([0]), keepdims=0)
 
 
 def square_attention(weights: Callable[[GraphWriter, str], str], folder: Path) -> Scanned:
@@ -182,7 +197,7 @@ def masked_feeds() -> dict[str, np.ndarray]:
     return feeds | {"mask": mask}
 
 
-@pytest.mark.parametrize("weights", [dropped_axes, reciprocal, log_sum])
+@pytest.mark.parametrize("weights", [dropped_axes, reciprocal, log_sum, no_less_than_nothing])
 def test_pieces_of_a_softmax_fuse_however_they_are_brought_together(
     weights: Callable[[GraphWriter, str], str], tmp_path: Path
 ) -> None:
@@ -193,7 +208,7 @@ def test_pieces_of_a_softmax_fuse_however_they_are_brought_together(
     check_regions(found, masked_feeds())
 
 
-@pytest.mark.parametrize("weights", [sums_at_another_axis, maximum_of_columns])
+@pytest.mark.parametrize("weights", [sums_at_another_axis, maximum_of_columns, of_more_axes])
 def test_what_only_looks_like_a_softmax_is_none(weights: Callable[[GraphWriter, str], str], tmp_path: Path) -> None:
     found = square_attention(weights, tmp_path)
     assert not found.of("attention")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -168,6 +169,20 @@ def test_rule_agrees_with_the_reference(case: Case) -> None:
         assert actual.shape == array.shape
         assert actual.dtype == array.dtype
         np.testing.assert_allclose(actual, array, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [6, 11, 21])
+@pytest.mark.parametrize("bounds", [{}, {"min": -1.0}, {"max": 1.0}], ids=str)
+def test_what_clip_is_not_told_is_the_last_finite_number(opset: int, bounds: dict[str, float]) -> None:
+    """Against ONNX Runtime: onnx.reference lets infinities through."""
+    given = tuple(np.array(bounds[key], np.float32) if key in bounds else None for key in ("min", "max"))
+    case = Case("Clip", (SPECIAL[1:],), given if opset > 6 else (), bounds if opset == 6 else {}, opset)
+    session = ort.InferenceSession(model_of(case).SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x0": SPECIAL[1:]})
+    (view,) = lifted(case)
+    constants = {f"c{i}": array for i, array in enumerate(case.constants) if array is not None}
+    actual = view_array(view, Evaluator({"x0": SPECIAL[1:]} | constants, {}, wide=False))
+    np.testing.assert_array_equal(actual, np.asarray(expected))
 
 
 def test_splitting_an_axis_leaves_the_others_alone() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import parser
 from region_oracle import Scanned, check_regions, scanned
@@ -81,6 +82,20 @@ def test_reductions_with_work_around_them(name: str, axes: list[int], keep: int,
         dims[axis] = 1
     g.output("y", np.float32, [dim for i, dim in enumerate(dims) if keep or (i - 3 not in axes and i not in axes)])
     assert len(scan_graph(g, tmp_path).of("row")) == 1
+
+
+def test_the_logarithm_of_a_sum_of_powers_may_be_infinite(tmp_path: Path) -> None:
+    """Infinity less infinity never takes part. Against ONNX Runtime: onnx.reference has NaN for −inf alone."""
+    g = GraphWriter(17)
+    g.op("Neg", g.op("ReduceLogSumExp", rows(g), axes=[-1]), out="y")
+    g.output("y", np.float32, ("batch", "seq", 1))
+    model = g.finish()
+    (region,) = scanned(model, tmp_path).regions
+    x = np.random.default_rng(0).standard_normal((2, 4, 8)).astype(np.float32)
+    x[0, 0, 3], x[0, 1], x[0, 2, :2], x[1, 0, 0] = np.inf, -np.inf, (np.inf, -np.inf), np.nan
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(evaluate(region.spec, {"x": x})["y"], np.asarray(expected), rtol=1e-5)
 
 
 def test_a_reduction_alone_is_missed_with_a_reason(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ nodes with the functions here, never with `Op(...)`.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -253,6 +254,9 @@ def _fold(name: str, args: tuple["Expr", ...], dtype: DType) -> "Expr | None":
         return const(np.asarray(OPS[name].numpy(*values)).item(), dtype)
 
 
+_NEUTRAL = {"max": -math.inf, "min": math.inf}
+
+
 def _simplify(name: str, args: tuple["Expr", ...]) -> "Expr | None":
     """Exact identities only: no rounding, NaN or inf behaviour changes."""
     first, last = args[0], args[-1]
@@ -270,6 +274,10 @@ def _simplify(name: str, args: tuple["Expr", ...]) -> "Expr | None":
         return last
     if name == "div" and isinstance(last, Const) and last.value == 1:
         return first
+    if name in ("max", "min"):
+        for this, other in ((first, last), (last, first)):
+            if isinstance(this, Const) and this.dtype.is_float and this.value == _NEUTRAL[name]:
+                return other
     if name == "not" and isinstance(first, Op) and first.name == "not":
         return first.args[0]
     if name in ("eq", "le", "ge", "lt", "gt", "ne") and first.dtype is DType.I64:
