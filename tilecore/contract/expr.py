@@ -6,7 +6,6 @@ nodes with the functions here, never with `Op(...)`.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -208,15 +207,9 @@ def cast(value: "Expr", dtype: DType, *, span: Any = None) -> "Expr":
     """`value` as `dtype`; float to int truncates, int to int wraps, anything to bool is `!= 0`."""
     if value.dtype is dtype:
         return value
-    if isinstance(value, Const) and (not dtype.is_int or _fits(value, dtype)):
+    if isinstance(value, Const) and (not dtype.is_int or dtype.range[0] - 1 < value.value < dtype.range[1] + 1):
         return const(value.value, dtype)
-    return Op("cast", (value,), dtype, span)
-
-
-def _fits(value: Const, dtype: DType) -> bool:
-    """Whether an integer type has the truncated number: what else a conversion gives is the machine's affair."""
-    low, high = dtype.range
-    return low - 1 < value.value < high + 1
+    return Op("cast", (value,), dtype, span)  # of what `dtype` has not: the machine's affair
 
 
 def reinterpret(value: "Expr", dtype: DType, *, span: Any = None) -> "Expr":
@@ -254,7 +247,7 @@ def _fold(name: str, args: tuple["Expr", ...], dtype: DType) -> "Expr | None":
         return const(np.asarray(OPS[name].numpy(*values)).item(), dtype)
 
 
-_NEUTRAL = {"max": -math.inf, "min": math.inf}
+_NEUTRAL = {"mul": 1, "max": -np.inf, "min": np.inf}
 
 
 def _simplify(name: str, args: tuple["Expr", ...]) -> "Expr | None":
@@ -268,16 +261,12 @@ def _simplify(name: str, args: tuple["Expr", ...]) -> "Expr | None":
         for this, other in ((first, last), (last, first)):
             if isinstance(this, Const):
                 return other if bool(this.value) is (name == "and") else this
-    if name == "mul" and isinstance(last, Const) and last.value == 1:
-        return first
-    if name == "mul" and isinstance(first, Const) and first.value == 1:
-        return last
+    if name in _NEUTRAL:
+        for this, other in ((first, last), (last, first)):
+            if isinstance(this, Const) and this.value == _NEUTRAL[name]:
+                return other
     if name == "div" and isinstance(last, Const) and last.value == 1:
         return first
-    if name in ("max", "min"):
-        for this, other in ((first, last), (last, first)):
-            if isinstance(this, Const) and this.dtype.is_float and this.value == _NEUTRAL[name]:
-                return other
     if name == "not" and isinstance(first, Op) and first.name == "not":
         return first.args[0]
     if name in ("eq", "le", "ge", "lt", "gt", "ne") and first.dtype is DType.I64:
