@@ -247,9 +247,6 @@ def _fold(name: str, args: tuple["Expr", ...], dtype: DType) -> "Expr | None":
         return const(np.asarray(OPS[name].numpy(*values)).item(), dtype)
 
 
-_NEUTRAL = {"mul": 1, "max": -np.inf, "min": np.inf}
-
-
 def _simplify(name: str, args: tuple["Expr", ...]) -> "Expr | None":
     """Exact identities only: no rounding, NaN or inf behaviour changes."""
     first, last = args[0], args[-1]
@@ -261,9 +258,10 @@ def _simplify(name: str, args: tuple["Expr", ...]) -> "Expr | None":
         for this, other in ((first, last), (last, first)):
             if isinstance(this, Const):
                 return other if bool(this.value) is (name == "and") else this
-    if name in _NEUTRAL:
+    if name in ("mul", "max", "min"):
+        neutral = {"mul": 1, "max": -np.inf, "min": np.inf}[name]
         for this, other in ((first, last), (last, first)):
-            if isinstance(this, Const) and this.value == _NEUTRAL[name]:
+            if isinstance(this, Const) and this.value == neutral:
                 return other
     if name == "div" and isinstance(last, Const) and last.value == 1:
         return first
