@@ -201,6 +201,11 @@ def test_the_status_page_in_a_browser(root: Path, tmp_path: Path, chromium: str)
             ["double", "1", "READY", "0", "0", "0", "20", "1", "1.0", re.compile(r"^\d+\.\d\d$"), re.compile("0.25 ms")]
         )
         assert rows.nth(0).locator(".bars span").count() == 16
+        first, last = cells.nth(0).bounding_box(), cells.nth(10).bounding_box()
+        assert first is not None
+        assert last is not None
+        assert first["width"] > 200  # room for names and notes
+        assert last["x"] + last["width"] <= 1200  # and all of the table is to be seen
         expect(rows.nth(1)).to_contain_text(HOSTILE)  # shown as text
         assert page.title() == "TileFuse server"
         ask(stub)
