@@ -1,11 +1,21 @@
 """Lines touched ahead: the next task's queries and this task's output, each where it lies; nothing through tables."""
 
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from tile_specs import AttentionForm, attention_case
 
+import tilecore
+from tilecore import language as T
 from tilecore.compile import kernel_for, plan_of, prepare
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, loads, substitute
@@ -68,3 +78,64 @@ def test_what_a_table_points_to_for_another_task_is_not_read() -> None:
     program = lowered(replace(spec, inputs=(*spec.inputs, table), q=replace(spec.q, value=value)))
     assert touches(program.body, write=False) == []
     assert len(touches(program.body, write=True)) == 1
+
+
+TASKS, ROWS, DEPTH = 4, 8, 16
+
+
+def counted_rows(cache: Path) -> Any:
+    """As many rows of every block as `counts` has there, times a matrix."""
+
+    def kernel(  # type: ignore[valid-type]
+        A: T.Tensor((TASKS * ROWS, DEPTH), "float32"),
+        counts: T.Tensor((TASKS,), "int64"),
+        B: T.Tensor((DEPTH, DEPTH), "float32"),
+        C: T.Tensor((TASKS * ROWS, DEPTH), "float32"),
+    ) -> None:
+        with T.Kernel(TASKS) as m:
+            a, b = T.alloc_shared((ROWS, DEPTH), "float32"), T.alloc_shared((DEPTH, DEPTH), "float32")
+            c = T.alloc_fragment((ROWS, DEPTH), "float32")
+            T.clear(a)
+            for i in T.serial(T.min(ROWS, counts[m])):
+                for j in T.Parallel(DEPTH):
+                    a[i, j] = A[m * ROWS + i, j]
+            T.copy(B, b)
+            T.gemm(a, b, c, clear=True)
+            T.copy(c, C[m * ROWS, 0])
+
+    return tilecore.jit(kernel, out_idx=-1, cache=cache)
+
+
+def before_a_guard(values: np.ndarray) -> np.ndarray:
+    """A copy of `values` that ends where memory that may not be read begins."""
+    page = mmap.PAGESIZE
+    room = mmap.mmap(-1, 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(start + page), ctypes.c_size_t(page), 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    found = np.frombuffer(room, values.dtype, values.size, page - values.nbytes)
+    found[:] = values
+    return found
+
+
+def multiply_counted_rows(cache: str) -> None:
+    """Run the kernel with its table at the end of a page, and compare; for a process of its own."""
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal((n, DEPTH)).astype(np.float32) for n in (TASKS * ROWS, DEPTH))
+    counts = np.array([3, 0, 8, 5])
+    kept = np.arange(ROWS) < counts[:, None]
+    wanted = np.where(kept.reshape(-1, 1), a, 0).astype(np.float64) @ b
+    made = counted_rows(Path(cache))(a, before_a_guard(counts), b)
+    np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.cpu
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mprotect"), reason="memory is guarded by mprotect")
+def test_a_table_of_numbers_of_rows_is_not_read_past_its_end(object_cache: Path) -> None:
+    script = f"import test_ahead; test_ahead.multiply_counted_rows({str(object_cache)!r})"
+    paths = os.pathsep.join((str(Path(__file__).parent), *sys.path))
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, f"returned {ran.returncode}: {ran.stderr}"
