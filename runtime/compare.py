@@ -32,7 +32,7 @@ original is allowed (see `drift_of`), never less than one level's share of the r
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -50,6 +50,8 @@ UNKNOWN_FACTOR = 16.0  # and the factor that then stands for the unmeasured erro
 
 PLAUSIBLE_NOISE = 2048.0  # a median error above this many unit roundoffs of the output is no rounding
 PLAUSIBLE_SHARE = 0.1  # nor is one above this share of the root mean square
+
+NEAR_OVERFLOW = 2.0**-10  # of the largest number: parts of a sum may be this much larger than the sum
 
 FLIPPED_SHARE = 0.02  # of the elements of a region's output that may be a level off
 FLIPPED_SIZE = 1 / 64  # of the largest element: a level of a real result, and what one level does to its neighbours
@@ -111,14 +113,18 @@ class Truth:
     """One output of the original in double precision, of the output's shape.
 
     `rounded` is the same with every node's result rounded to its type, `unbounded` without the overflow of 16-bit
-    types; None where they are no different or not needed. `longest` is the longest reduction of the model. `others` are
-    what the original gives for inputs that are a rounding off, where that was asked.
+    types, `real` without any; None where they are no different or not needed. `longest` is the longest reduction of the
+    model. `others` are what the original gives for inputs that are a rounding off, where that was asked.
+
+    What is a number in `real` and overflows in the original is infinite or NaN, whichever comes of the order of its
+    sums (∞ − ∞, ∞ · 0): the fused model's may be the other. So may be what nearly overflows, as parts of sums may.
     """
 
     value: Array
     longest: int
     rounded: Array | None = None
     unbounded: Array | None = None
+    real: Array | None = None
     others: tuple[Array, ...] = ()
 
 
@@ -247,6 +253,8 @@ def _compare_floats(name: str, expected: Array, actual: Array, truth: Truth | No
     judged = _judge(wide, other, allowed)
     if truth is not None and truth.unbounded is not None and judged.wrong.any():
         judged = _or_unbounded(judged, expected, other, truth, truth.unbounded)
+    if truth is not None and truth.real is not None:
+        judged = replace(judged, same_kind=judged.same_kind | _overflows(wide, other, truth.real, allowed))
     difference, allowed = judged.difference, judged.allowed
     largest = float(difference.max(initial=0.0))
     relative = largest / rms if rms else largest
@@ -274,6 +282,15 @@ def _judge(wide: Array, other: Array, allowed: Array) -> _Judged:
     comparable = finite & np.isfinite(other)
     difference = np.where(comparable, np.abs(np.subtract(wide, other, where=comparable, out=np.zeros_like(wide))), 0.0)
     return _Judged(same_kind, difference, allowed)
+
+
+def _overflows(wide: Array, other: Array, real: Array, allowed: Array) -> Array:
+    """Where a real number overflows float32, or nearly: the original or the other one has it, or neither has."""
+    limit = NEAR_OVERFLOW * np.finfo(np.float32).max
+    lost = ~np.isfinite(other) & ((np.abs(wide) > limit) | np.isnan(wide))
+    with np.errstate(invalid="ignore"):
+        held = ~np.isfinite(wide) & (np.abs(real) > limit) & (np.abs(other - real) <= allowed)
+    return np.isfinite(real) & (lost | held)
 
 
 def _or_unbounded(judged: _Judged, expected: Array, other: Array, truth: Truth, unbounded: Array) -> _Judged:

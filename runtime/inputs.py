@@ -28,6 +28,7 @@ Role = Literal["mask", "additive mask", "positions", "ids", "flag", "values"]
 SMALL_SIZES = ((3, (17, 7, 11, 13, 19, 23)), (2, (9, 5, 7, 3, 11, 13)), (2, (803, 401, 411, 421)))
 LAST_SIZES = ((3, (1, 9, 11, 13, 15)), (1, (7, 5, 9, 11, 13)))  # one new entry, or one row
 LARGE_SIZES = ((1, (131, 37, 29, 41)), (1, (67, 21, 15, 23)), (1, (13, 9, 15, 21)), (1, (1605, 501, 511, 521)))
+LARGE_SCALES = (30.0, 8.0, 2.0)  # of inputs: large against 1, far from the overflow of float16 after a projection
 SUMMANDS = 5  # lengths of a model that are tried as sums of each other
 LARGEST_FIXED_SIZE = 4096  # of a dim, and of batch times length: keeps wrong guesses from filling the memory
 FIXED_BATCHES, FIXED_LENGTHS = 6, 24  # how many guesses to make for each
@@ -228,6 +229,33 @@ def generate(
             value = random.standard_normal(shape) * scale
         feeds[entry.name] = np.ascontiguousarray(value.astype(entry.dtype)).reshape(shape)
     return feeds
+
+
+def generate_large(
+    model: onnx.ModelProto,
+    run: Callable[[Mapping[str, Array]], Sequence[Array]],
+    *,
+    sizes: Mapping[str, int],
+    seed: int,
+    flag: bool | None = None,
+) -> tuple[float, dict[str, Array]] | None:
+    """Inputs as large as the model takes without overflow, and their scale; None where it takes nothing above 1.
+
+    Results that are infinite or NaN say little about a fused model. `run` gives the outputs of the model.
+    """
+    plain: list[Array] | None = None
+    for scale in LARGE_SCALES:
+        feeds = generate(model, sizes=sizes, seed=seed, scale=scale, flag=flag)
+        found = _finite(run(feeds))
+        if not all(part.all() for part in found):
+            plain = plain or _finite(run(generate(model, sizes=sizes, seed=seed, flag=flag)))
+        if plain is None or all(map(np.array_equal, found, plain)):
+            return scale, feeds
+    return None
+
+
+def _finite(outputs: Sequence[Array]) -> list[Array]:
+    return [np.isfinite(value) if value.dtype.kind == "f" else np.ones(value.shape, bool) for value in outputs]
 
 
 def first_fitting(

@@ -187,12 +187,12 @@ class Mode(enum.Enum):
 class Evaluation:
     """Values by name, floats widened to float64, and the longest sum of products or row reduction on the way.
 
-    `overflowed`: some finite result did not fit the 16-bit float that the model computes it in.
+    `overflowed`: the float types that some finite result did not fit, of those that the model computes it in.
     """
 
     values: Mapping[str, Array]
     longest: int
-    overflowed: bool
+    overflowed: frozenset[np.dtype[Any]]
 
 
 def has_half(model: onnx.ModelProto) -> bool:
@@ -234,7 +234,7 @@ def evaluate(
     nested = any(subgraphs(node) for node in graph.node)
     last_use = {} if nested else {name: i for i, node in enumerate(graph.node) for name in node.input}
     longest = 1
-    overflowed = False
+    overflowed: set[np.dtype[Any]] = set()
     for i, node in enumerate(graph.node):
         for name in weights.keys() & ({*node.input} | captured(node)) - known.keys():
             value = numpy_helper.to_array(weights[name], str(folder))
@@ -246,7 +246,7 @@ def evaluate(
             stepped = mode is Mode.STEPPED and node.op_type == "Sigmoid"
             known[name] = _in_type(np.maximum(value - SIGMOID_STEP, 0.0) if stepped else _widen(value), kind, mode)
             precision[name] = kind
-            overflowed = overflowed or _overflows(value, kind)
+            overflowed |= {kind} if _overflows(value, kind) else set()
         longest = max(longest, _reduction_length(node, known))
         for name in node.input:
             if last_use.get(name) == i and name not in names:
@@ -254,7 +254,7 @@ def evaluate(
     for name in names:
         if name not in known and name in weights:
             known[name] = _widen(numpy_helper.to_array(weights[name], str(folder)))
-    return Evaluation({name: known[name] for name in names}, longest, overflowed)
+    return Evaluation({name: known[name] for name in names}, longest, frozenset(overflowed))
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -381,7 +381,7 @@ def _limit(kind: np.dtype[Any]) -> float:
 
 
 def _overflows(value: Array, kind: np.dtype[Any]) -> bool:
-    if value.dtype != np.float64 or kind not in [FLOATS[half] for half in HALF]:
+    if value.dtype != np.float64 or kind not in FLOATS.values() or kind == np.float64:
         return False
     return bool((np.isfinite(value) & (np.abs(value) > _limit(kind))).any())
 

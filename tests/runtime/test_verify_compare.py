@@ -162,3 +162,23 @@ def test_a_channel_that_is_off_everywhere_is_judged_by_its_own_error() -> None:
     assert compare("y", expected, other, truth=Truth(truth, 64)).fault is None
     other[5, 8] = np.float32(truth[5, 8] + 1.2e-5)
     assert "[5, 8]" in str(compare("y", expected, other, truth=Truth(truth, 64)).fault)
+
+
+def test_overflow_is_infinite_or_nan_but_never_a_number() -> None:
+    expected = np.array([np.nan, np.inf, np.inf, 1.0, 3e37], np.float32)
+    exact, real = np.array([np.inf, 2e38, np.inf, 1.0, 3e37]), np.array([3e40, 2e38, -np.inf, 1.0, 3e37])
+    truth = Truth(exact, 4, real=real)
+
+    def fault(*values: float) -> str | None:
+        return compare("y", expected, np.array(values, np.float32), truth=truth).fault
+
+    assert fault(np.inf, np.nan, np.inf, 1.0, 3e37) is None
+    assert fault(np.inf, np.nan, np.inf, 1.0, np.inf) is None
+    assert fault(np.nan, 2e38, np.inf, 1.0, 3e37) is None  # the number that the original's sum lost on the way
+    assert fault(1.0, np.inf, np.inf, 1.0, 3e37) is not None
+    assert fault(np.nan, 3e38, np.inf, 1.0, 3e37) is not None
+    assert fault(np.nan, np.inf, np.nan, 1.0, 3e37) is not None  # infinite in real numbers too
+    assert fault(np.nan, np.inf, np.inf, np.nan, 3e37) is not None
+    assert fault(np.nan, np.inf, np.inf, 1.0, 2e37) is not None
+    other = np.array([np.inf, np.inf, np.inf, 1.0, 3e37], np.float32)
+    assert compare("y", expected, other, truth=Truth(exact, 4)).fault is not None

@@ -9,6 +9,7 @@ import pytest
 import verify_models
 from onnx import numpy_helper, parser
 
+from models import recurrences
 from models.graph import GraphWriter, write
 from runtime.compile import optimize
 from runtime.inputs import InputError
@@ -159,3 +160,14 @@ def test_a_coarse_sigmoid_of_onnxruntime_is_no_fault_of_ours(tmp_path: Path) -> 
     assert verify(*paths[-22.0]).ok
     assert not verify(paths[-22.0][0], paths[-15.0][1]).ok
     assert not verify(paths[-15.0][0], paths[-22.0][1]).ok
+
+
+@pytest.mark.parametrize("growth", ["gate = Exp(gt)", "power = Softplus(gt)\n gate = Exp(power)"], ids=["any", "grows"])
+def test_a_state_that_overflows_is_no_fault(growth: str, tmp_path: Path) -> None:
+    """Its sums of infinities are infinite in one order and NaN in another; what is a number is compared as ever."""
+    model = parser.parse_model(recurrences.SCAN_GATED.replace("gate = Sigmoid(gt)", growth))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2, 1, 1]), "one5"))
+    path, output = write(model, tmp_path / "model.onnx"), tmp_path / "fused.onnx"
+    report = optimize(path, output, options=Options.from_environment(), progress=lambda _: None)
+    assert "scan" in [region.kind for region in report.regions]
+    assert verify(path, output).ok

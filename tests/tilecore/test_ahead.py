@@ -86,12 +86,10 @@ TASKS, ROWS, DEPTH = 4, 8, 16
 def counted_rows(cache: Path) -> Any:
     """As many rows of every block as `counts` has there, times a matrix."""
 
-    def kernel(  # type: ignore[valid-type]
-        A: T.Tensor((TASKS * ROWS, DEPTH), "float32"),
-        counts: T.Tensor((TASKS,), "int64"),
-        B: T.Tensor((DEPTH, DEPTH), "float32"),
-        C: T.Tensor((TASKS * ROWS, DEPTH), "float32"),
-    ) -> None:
+    tall, square = T.Tensor((TASKS * ROWS, DEPTH), "float32"), T.Tensor((DEPTH, DEPTH), "float32")
+    table = T.Tensor((TASKS,), "int64")
+
+    def kernel(A: tall, counts: table, B: square, C: tall) -> None:  # type: ignore[valid-type]
         with T.Kernel(TASKS) as m:
             a, b = T.alloc_shared((ROWS, DEPTH), "float32"), T.alloc_shared((DEPTH, DEPTH), "float32")
             c = T.alloc_fragment((ROWS, DEPTH), "float32")
