@@ -29,6 +29,7 @@ from fuser.load import LoadError, load
 from fuser.operands import OPSET, narrow
 from fuser.region import Miss, Region, name_of
 from fuser.rewrite import Replacement, Rewritten, rewrite
+from fuser.same_names import compared
 from fuser.save import save
 from fuser.shapes import Shapes, infer
 from fuser.standalone import is_weight
@@ -381,6 +382,7 @@ def _parts(
     checks = assumptions_of(found.model, found.shapes)
     inputs = found.model.graph.inputs
     safe, unsafe = checked(kept, checks, found.shapes, inputs, lambda region: isinstance(written(region), Kernel))
+    safe = compared(safe, found.model, found.shapes, lambda region: isinstance(written(region), Kernel))
     reason, advice = "no kernel can check what was assumed of its dims", "fix the dims of the model's inputs"
     misses += [_refused(region, reason, advice) for region in unsafe]
     return tuple(map(part, safe)), tuple(map(part, dropped)), tuple(misses)

@@ -100,3 +100,40 @@ def test_rows_beyond_a_table_are_refused(tmp_path: Path) -> None:
         assert isinstance(found, str)
         assert "past" in found
         assert "seq" in found
+
+
+def two_inputs(*, apart: bool = False) -> onnx.ModelProto:
+    """y is made of x and of how long another input with a dim of that name is; z of the other input alone."""
+    g = GraphWriter(17)
+    x, other = g.input("x", np.float32, ("n", 8)), g.input("other", np.float32, ("n", 8))
+    length = g.op("Gather", g.op("Shape", x if apart else other), g.constant(0))
+    g.op("Softmax", g.op("Tanh", g.op("Mul", x, g.op("Cast", length, to=onnx.TensorProto.FLOAT))), out="y")
+    g.op("Softmax", g.op("Sqrt", g.op("Mul", other, other)), out="z")
+    g.output("y", np.float32, [None] * 2)
+    g.output("z", np.float32, [None] * 2)
+    return g.finish()
+
+
+def lengths(x: int, other: int) -> Arrays:
+    random = np.random.default_rng(0)
+    return {name: random.standard_normal((n, 8)).astype(np.float32) for name, n in (("x", x), ("other", other))}
+
+
+def assert_same(original: ort.InferenceSession, ours: ort.InferenceSession, inputs: Arrays) -> None:
+    wanted, found = results(original, inputs), results(ours, inputs)
+    assert not isinstance(wanted, str)
+    assert not isinstance(found, str), found
+    for expected, value in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(value, expected, atol=1e-6)
+
+
+def test_dims_of_one_name_on_two_inputs_are_compared(tmp_path: Path) -> None:
+    original, ours = fused(two_inputs(), tmp_path)
+    assert_same(original, ours, lengths(4, 4))
+    assert not isinstance(results(original, lengths(4, 6)), str)  # it does not compare them
+    assert "dim 0: expected 4, found 6" in results(ours, lengths(4, 6))
+
+
+def test_dims_of_one_name_that_never_meet_are_left_alone(tmp_path: Path) -> None:
+    original, ours = fused(two_inputs(apart=True), tmp_path)
+    assert_same(original, ours, lengths(4, 6))

@@ -305,6 +305,11 @@ def cells_of(spec: ScanSpec) -> set[Cell]:
     return states | {total.cell for total in (*spec.totals, *spec.reads)}
 
 
+def programs_of(spec: Spec) -> Iterator[Expr]:
+    """Every program of the spec: of its operands, its steps, its results and where these go."""
+    return (program for _, program in _programs(spec))
+
+
 def _programs(spec: Spec) -> Iterator[tuple[str, Expr]]:
     for view in views_of(spec):
         yield f"view {view.name}", view.value
