@@ -127,7 +127,7 @@ def _weighted(
     through, reached = trail(weights, frozenset(cuts.sites))
     found: list[tuple[Site, frozenset[ir.Value], RowReductions | None]]
     found = [(cuts.sites[value], through, None) for value in reached]
-    if not found:
+    if not found and cuts.exponentials:
         through, reached = trail(weights, frozenset(cuts.exponentials))
         for site in (cuts.exponentials[value] for value in reached):
             anchors = frozenset(trail(site.input, frozenset(dots))[1])
