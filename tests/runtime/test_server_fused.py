@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,29 @@ unpad = true
 """
 
 
+def check_texts_in_flight(server: ServerProcess, original: Path, *, senders: int = 8, texts: int = 6) -> None:
+    """Texts of mixed lengths, some with holes and one without tokens, sent at once: each gets what it gets alone."""
+
+    def send(number: int) -> None:
+        random = np.random.default_rng(number)
+        with Client(server.url) as client:
+            for turn in range(texts):
+                shape = (1 + turn % 2, int(random.integers(1, 33)))
+                mask = (random.random(shape) < 0.8).astype(np.int64)
+                mask[:, 0] = 0 if (number, turn) == (0, 0) else 1
+                inputs = {
+                    "input_ids": random.integers(0, 50, shape),
+                    "attention_mask": mask,
+                    "token_type_ids": random.integers(0, 2, shape),
+                }
+                answer = np.asarray(client.infer("encoder", inputs)["last_hidden_state"], dtype=np.float32)
+                wanted = np.where(mask[..., None] != 0, expected(original, inputs), 0)
+                np.testing.assert_allclose(answer, wanted, atol=TOLERANCE, rtol=0)
+
+    with ThreadPoolExecutor(senders) as pool:
+        list(pool.map(send, range(senders)))  # raises what a sender raised
+
+
 def padded(repository: Path, model: Path) -> None:
     """The model as one that is padded, and fused without its padding."""
     folder = repository / "encoder"
@@ -176,10 +200,13 @@ def test_a_padded_model_is_fused_without_its_padding(served: Served, tmp_path: P
     server = ServerProcess(tmp_path / "models", cache, "--optimize-first").wait_ready(LOAD_SECONDS)
     try:
         check_answers(server, served.original, hides_padding=True)
+        check_texts_in_flight(server, served.original)
     finally:
         assert server.stop() == 0, server.log
     (home,) = (cache / "models").iterdir()
-    assert padding_mask(onnx.load(home / "model.onnx", load_external_data=False)) == "attention_mask"
+    fused = onnx.load(home / "model.onnx", load_external_data=False)
+    assert padding_mask(fused) == "attention_mask"
+    assert any(entry.value.endswith("ragged") for node in fused.graph.node for entry in node.metadata_props)
 
 
 def test_a_fused_model_that_computes_padding_is_no_model_without(fused: Path, tmp_path: Path) -> None:

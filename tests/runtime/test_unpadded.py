@@ -53,6 +53,34 @@ def test_a_fused_encoder_is_right_at_tokens_and_zero_at_padding(tmp_path: Path) 
 
 
 @pytest.mark.cpu
+def test_every_sequence_gets_what_it_gets_alone(tmp_path: Path) -> None:
+    """Masks with holes, sequences without tokens and empty batches; the oracle runs the tokens of one sequence."""
+    path = minilm.build(tmp_path / "model.onnx", layers=2, hidden=HIDDEN, heads=2, vocab=50)
+    fused = tmp_path / "fused.onnx"
+    unpadded(path, fused)
+    labels = [entry.value for node in onnx.load(fused).graph.node for entry in node.metadata_props]
+    assert labels.count("attention, masked, ragged") == 2
+    original = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = load(fused)
+    rng = np.random.default_rng(1)
+    masks = [rng.random((5, 37)) < share for share in (0.1, 0.5, 0.9)]
+    masks += [np.zeros((2, 3), np.bool_), np.ones((1, 1), np.bool_), np.zeros((0, 4), np.bool_)]
+    masks[0][2] = False
+    for mask in masks:
+        ids, types = rng.integers(0, 50, mask.shape), rng.integers(0, 2, mask.shape)
+        feeds = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": types}
+        answer = np.asarray(session.run(None, feeds)[0])
+        assert answer.shape == (*mask.shape, HIDDEN)
+        assert not answer[~mask].any()
+        for number in np.flatnonzero(mask.any(axis=1)):
+            last = int(np.flatnonzero(mask[number])[-1]) + 1
+            alone = {name: value[number : number + 1, :last] for name, value in feeds.items()}
+            expected = np.asarray(original.run(None, alone)[0])[0]
+            kept = mask[number, :last]
+            np.testing.assert_allclose(answer[number, :last][kept], expected[kept], atol=2e-5, rtol=0)
+
+
+@pytest.mark.cpu
 def test_a_model_that_does_not_ignore_padding_is_refused(tmp_path: Path) -> None:
     """A mean over all places counts the padding: without it the result would be another one."""
     g = GraphWriter(17)
