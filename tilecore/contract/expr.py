@@ -464,8 +464,7 @@ def _lower_bounds(poly: Poly, depth: int) -> Iterator[Poly]:
         return
     if depth == 0:
         return
-    # Innermost first: its bounds are in terms of the others. A variable goes before the dims of its extent, and what
-    # is made of others before these.
+    # Innermost first: its bounds are in terms of the others, as a variable's are of the dims of its extent.
     bounded = max(atoms, key=lambda atom: (_dependence(atom), isinstance(atom, Var), _depth(atom)))
     lows, highs = _range(bounded)
     wants_low = any(amount > 0 for term, amount in poly.items() if bounded in term)
@@ -535,7 +534,7 @@ def _range(atom: "Expr") -> tuple[tuple["Expr", ...], tuple["Expr", ...]]:
 
 
 def _where_positive(extent: "Expr") -> tuple["Expr", ...]:
-    """Upper bounds of an extent where it is at least 1: `max(x, 0)` is x then, as is one that only less is added to."""
+    """Upper bounds of an extent where it is at least 1: a `max(x, 0)` that is no less than it is x then."""
     zero = Const(0, DType.I64)
     for atom in (term[0] for term in polynomial(extent) if len(term) == 1):
         if isinstance(atom, Op) and atom.name == "max" and zero in atom.args and nonnegative(atom - extent):
