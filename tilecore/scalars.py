@@ -5,14 +5,13 @@ Comes in: symbolic values and Python numbers. Goes out: symbolic values; nothing
 
 import enum
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from tilecore.contract.dtype import DType
-from tilecore.errors import TileError, user_span
-from tilecore.value import Operand, Value, choose, convert, operate, reinterpreted
+from tilecore.value import Operand, Value, choose, convert, dtype_of, operate, reinterpreted
 
 
 class PackedType(enum.Enum):
@@ -259,16 +258,6 @@ def min(x: Operand, y: Operand) -> Value:
     return operate("min", x, y)
 
 
-def dtype_of(dtype: "DType | PackedType | str") -> DType:
-    """A dtype, or its name ("float32"). TileError for any other."""
-    if isinstance(dtype, DType):
-        return dtype
-    for label, known in _DTYPES.items():
-        if dtype == label:
-            return known
-    return _fail(f"no dtype {dtype!r}", f"one of {', '.join(_DTYPES)}")
-
-
 def _limits(dtype: DType) -> tuple[float | int, float | int]:
     if dtype is DType.BOOL:
         return 0, 1
@@ -277,27 +266,6 @@ def _limits(dtype: DType) -> tuple[float | int, float | int]:
     return kind(limits.min), kind(limits.max)
 
 
-def _fail(message: str, instead: str) -> NoReturn:
-    raise TileError(message, user_span(), instead=instead)
-
-
 float64, float32, float16, bfloat16 = DType.F64, DType.F32, DType.F16, DType.BF16
 int64, int32, int16, int8, uint8 = DType.I64, DType.I32, DType.I16, DType.I8, DType.U8
 bool = DType.BOOL
-
-_DTYPES = {
-    "float64": float64,
-    "float32": float32,
-    "float16": float16,
-    "bfloat16": bfloat16,
-    "int64": int64,
-    "int32": int32,
-    "int16": int16,
-    "int8": int8,
-    "uint8": uint8,
-    "bool": bool,
-    "float": float32,
-    "double": float64,
-    "half": float16,
-    "int": int32,
-}

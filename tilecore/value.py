@@ -114,9 +114,9 @@ class Value:
     def __rrshift__(self, other: "Operand") -> "Value":
         return operate("shr", other, self)
 
-    def astype(self, dtype: DType) -> "Value":
-        """This value as `dtype`."""
-        return convert(self, dtype)
+    def astype(self, dtype: "DType | str") -> "Value":
+        """This value as `dtype`, a type or its name."""
+        return convert(self, dtype_of(dtype))
 
     def __lt__(self, other: "Operand") -> "Value":
         return operate("lt", self, other)
@@ -285,6 +285,16 @@ def choose(condition: object, yes: object, no: object) -> Value:
     return Value(select(test.expr, first.expr, second.expr, span=user_span()), reads_of((test, first, second)))
 
 
+def dtype_of(dtype: Any) -> DType:
+    """A dtype, or its name ("float32"). TileError for any other."""
+    found = (
+        dtype if isinstance(dtype, DType) else next((known for name, known in _DTYPES.items() if dtype == name), None)
+    )
+    if found is None:
+        raise TileError(f"no dtype {dtype!r}", user_span(), instead=f"one of {', '.join(_DTYPES)}")
+    return found
+
+
 def convert(value: object, dtype: DType) -> Value:
     """`value` as `dtype`, whatever its type; a number becomes a constant."""
     if isinstance(value, int | float | bool):
@@ -405,3 +415,21 @@ def _shown(expr: Expr) -> str:
     if isinstance(expr, Sym | Var):
         return text
     return text if len(text) <= 60 else f"this {expr.dtype} value"
+
+
+_DTYPES = {
+    "float64": DType.F64,
+    "float32": DType.F32,
+    "float16": DType.F16,
+    "bfloat16": DType.BF16,
+    "int64": DType.I64,
+    "int32": DType.I32,
+    "int16": DType.I16,
+    "int8": DType.I8,
+    "uint8": DType.U8,
+    "bool": DType.BOOL,
+    "float": DType.F32,
+    "double": DType.F64,
+    "half": DType.F16,
+    "int": DType.I32,
+}

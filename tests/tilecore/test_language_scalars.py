@@ -215,3 +215,16 @@ def test_limits(dtype: str) -> None:
     info = ml_dtypes.iinfo(TYPES[dtype]) if dtype in INTEGERS else ml_dtypes.finfo(TYPES[dtype])
     assert T.min_value(dtype) == info.min
     assert T.max_value(dtype) == info.max
+
+
+def test_types_by_their_names(object_cache: Path) -> None:
+    x = RNG.uniform(-3, 3, COUNT).astype(np.float32)
+    given: list[Function] = [
+        lambda x, y: x.astype("int32").astype("float32"), lambda x, y: T.isinf(x / 0.0).astype("float"),
+        lambda x, y: T.float16(x).astype(T.float32), lambda x, y: T.Cast("half", x).astype("float32"),
+    ]  # fmt: skip
+    found = results(given, "float32", "float32", object_cache, x, x)
+    half = x.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(found, np.stack([np.trunc(x), np.ones(COUNT, np.float32), half, half]))
+    with pytest.raises(tilecore.TileError, match="no dtype 'f99'"):
+        results([lambda x, y: x.astype("f99")], "float32", "float32", object_cache, x, x)
