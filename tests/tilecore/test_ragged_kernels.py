@@ -16,6 +16,8 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, select
 from tilecore.contract.spec import AttentionSpec, Place, Result, View, check
+from tilecore.cuda.adapt import adaptations
+from tilecore.cuda.errors import CudaError
 from tilecore.interpret import interpret
 from tilecore.library import kernel_for
 from tilecore.profile import detect_profile
@@ -193,11 +195,17 @@ def test_no_table_makes_a_kernel_read_or_write_outside(starts: list[int], object
     np.testing.assert_allclose(got[~np.isnan(want)], want[~np.isnan(want)], rtol=0, atol=1e-5)
 
 
-def test_rows_are_read_where_they_lie_without_a_guard() -> None:
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
+def test_rows_are_read_where_they_lie_without_a_guard(name: str) -> None:
     """That a sequence's rows are inside their tensor is proved, so that they are copied as whole vectors."""
     spec = ragged_spec(FORMS["plain"])
-    kernel = compile_spec(spec, label="Test", profile=PROFILE, targets=(target_named("x86-64-v3"),))
+    kernel = compile_spec(spec, label="Test", profile=PROFILE, targets=(target_named(name),))
     (text,) = kernel.sources.values()
     assert "pack_transposed_f32(input1" in text
     assert "gather_f32" not in text
-    assert "load_f32(input0" in text
+    assert ("load_f32(input0" if name == "x86-64-v3" else "load_masked_f32(input0") in text  # 8 columns of 16 lanes
+
+
+def test_cards_have_no_kernel_for_it() -> None:
+    with pytest.raises(CudaError, match="as many rows as data says"):
+        next(adaptations(ragged_spec(FORMS["plain"])))
