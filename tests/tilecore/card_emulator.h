@@ -61,6 +61,13 @@ static float __shfl_xor_sync(unsigned, float x, int mask) {
   __syncwarp();
   return result;
 }
+static bool __all_sync(unsigned, bool x) {
+  const Lanes& lanes = show(&x);
+  bool all = true;
+  for (const void* one : lanes.of) all = all && *(const bool*)one;
+  __syncwarp();
+  return all;
+}
 static float __shfl_up_sync(unsigned, float x, int by) {
   const int lane = threadIdx.x % 32;
   const float result = *(const float*)show(&x).of[lane >= by ? lane - by : lane];

@@ -88,6 +88,7 @@ def _built(source: CudaSource, folder: Path) -> Path:
     text = "\n".join((verbs[0], types, verbs[1], rest, kernel, run))
     text = text.replace("static __device__ __forceinline__", "static inline")
     path = folder / f"emulated_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
     if not path.with_suffix(".so").exists():
         path.with_suffix(".cpp").write_text(text, encoding="utf-8")
         flags = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC"]

@@ -53,7 +53,7 @@ static float read_bf16(u16 x) { return __int_as_float((u32)x << 16); }
 static void warp_product_bf16(float* c, const u32* a, u32 b, u32 d) { warp_product<read_bf16>(c, a, b, d); }
 static void warp_product_f16(float* c, const u32* a, u32 b, u32 d) { warp_product<from_f16>(c, a, b, d); }
 static float tile_exp2(float x) { return exp2f(x); }
-static float tile_tanh(float x) { return tanhf(x); }
+static float tile_inverse(float x) { return 1 / x; }
 static float tile_max(float x, float y) { return x != x || y != y ? NAN : fmaxf(x, y); }
 static float tile_min(float x, float y) { return x != x || y != y ? NAN : fminf(x, y); }
 template <int Words>

@@ -30,6 +30,10 @@ def arrays(spec: Spec, torch: Any, sizes: dict[str, int]) -> dict[str, Any]:
             kind, lowest, beyond = bytes_of[tensor.dtype]
             found[tensor.name] = torch.randint(lowest, beyond, (*outer, inner), device="cuda", dtype=kind)
             continue
+        if tensor.dtype is DType.BOOL:  # whole tiles of each, then both
+            found[tensor.name] = torch.rand(*outer, inner, device="cuda") < 0.5
+            found[tensor.name][..., :256], found[tensor.name][..., 256:384] = True, False
+            continue
         width = 16 // tensor.dtype.row.bytes
         padded = -(-inner // width) * width if len(outer) == 1 and tensor.name in ("x", "w") else inner
         found[tensor.name] = torch.randn(*outer, padded, device="cuda").to(types[tensor.dtype])[..., :inner]

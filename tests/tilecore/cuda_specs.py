@@ -97,11 +97,20 @@ def attention_spec(form: AttentionForm) -> AttentionSpec:
     score: Expr = raw * const(D**-0.5, F32)
     if form.program == "cap":
         score = unary("tanh", score * const(1 / 30, F32)) * const(30.0, F32)
+    if form.program == "sharp":  # most of it where tanh bends
+        score = unary("tanh", score) * const(4.0, F32)
     if form.program == "slope":
         score = score + cast(j - i, F32) * const(0.0625, F32)
     if form.program == "bias":
         inputs.append(tensor("bias", form.dtype, S, K))
         score = score + cast(Load(inputs[-1], (i, j)), F32)
+    if form.program in ("kept", "hidden"):  # keys of a row of the batch, told by flags
+        inputs.append(tensor("flags", DType.BOOL, B, K))
+        flag: Expr = Load(inputs[-1], (b, j))
+        score = select(unary("not", flag) if form.program == "hidden" else flag, score, const(-np.inf, F32))
+    if form.program == "key bias":
+        inputs.append(tensor("bias", form.dtype, B, K))
+        score = score + cast(Load(inputs[-1], (b, j)), F32)
     if form.causal:
         score = select(binary("le", j, i), score, const(-np.inf, F32))
     output = tensor("o", form.dtype, B, H, S, D)

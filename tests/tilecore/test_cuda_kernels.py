@@ -23,7 +23,7 @@ from cuda_specs import (
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Load, Sym, Var, cast
-from tilecore.contract.spec import Place, Result, Spec, Step
+from tilecore.contract.spec import Place, Result, Spec, Step, View
 from tilecore.cuda.compile import CudaSource, candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan
@@ -190,6 +190,83 @@ def test_masks_test_the_key_itself_and_not_where_memory_is_read() -> None:
     assert re.search(r"\bj \+ \(n \* \d+\)\) < 331", text)
     assert "j_in" in text
     assert not re.search(r"j_in \+ \(n \* \d+\)\) < 331", text)
+
+
+@pytest.mark.parametrize(
+    ("form", "slots"),
+    [
+        (AttentionForm(1, 2, 512, 512, 64, program="bias"), 2),
+        (AttentionForm(1, 2, 512, 512, 128, program="bias"), 1),  # two do not fit
+        (AttentionForm(2, 2, 512, 528, 128, program="kept"), 2),
+        (AttentionForm(2, 2, 512, 520, 128, program="key bias"), 2),
+        (AttentionForm(1, 2, 512, 331, 64, program="bias"), 0),  # rows of 662 bytes, which no tensor copy brings
+        (AttentionForm(2, 2, 512, 520, 64, program="hidden"), 0),  # of 520 bytes
+    ],
+)
+def test_what_scores_take_on_comes_in_tiles_beside_them(form: AttentionForm, slots: int) -> None:
+    source = first(attention_spec(form))
+    plan = plan_of(source)
+    name = "flags" if form.program in ("kept", "hidden") else "bias"
+    found = [ring for ring in plan.rings if ring.tiles[0].tensor.name == name]
+    assert [ring.slots for ring in found] == [slots] * (slots > 0)
+    assert (f"{name}_data" in source.text) is (slots == 0)
+    assert not plan.grouped  # heads share what lies beside scores, and tiles stay in their order
+    if slots == 1:  # the number of the others' slot tells its phase
+        assert "barrier_wait(full_bias_tile + 8 * 0, slot);" in source.text
+        assert "barrier_wait(empty_bias_tile + 8 * 0, slot ^ 1);" in source.text
+
+
+def test_tiles_beside_scores_are_in_registers_before_those_are_done() -> None:
+    text = first(attention_spec(AttentionForm(1, 2, 512, 512, 128, program="bias"))).text
+    fetched = [place.start() for place in re.finditer("fetch_fragment", text)]
+    waits = [place.start() for place in re.finditer("products_wait", text)]
+    assert len(fetched) == 2
+    assert fetched[0] < waits[0] < fetched[1] < waits[1]
+
+
+@pytest.mark.parametrize(("program", "vote"), [("kept", "flags_are<1>"), ("hidden", "flags_are<0>")])
+def test_masks_of_keys_are_one_vote_where_they_hold_for_a_tile(program: str, vote: str) -> None:
+    text = first(attention_spec(AttentionForm(2, 2, 512, 528, 128, program=program, causal=True))).text
+    assert re.search(rf"if \(.*>= 0 && {vote}\(tile_flags_tile \+ slot \* 128\)\)", text)
+
+
+def test_bounded_scores_need_no_maximum() -> None:
+    capped = AttentionForm(1, 2, 300, 300, 128, program="cap")
+    for form, bounded in (
+        (capped, True),
+        (replace(capped, dtype=F16), False),
+        (replace(capped, program="none"), False),
+    ):
+        text = first(attention_spec(form)).text
+        assert ("reduce_columns<Fmax>" in text) is not bounded
+        assert ("all_within(s, 169.7" in text) is (form.program == "cap")  # half of the cap, over the scale
+
+
+def test_a_bias_that_slopes_is_one_number_of_a_thread_and_constants() -> None:
+    text = first(attention_spec(AttentionForm(1, 2, 512, 512, 128, program="slope"))).text
+    assert text.count("float slope_0;") == 2
+    assert "(slope_0 + 0.0625f * (float)(-1 * ((x >> 1 & 1) * 8) + 1 * ((x >> 2) * 8 + (x & 1))))" in text
+
+
+def test_the_scale_stays_out_of_scores_with_a_sink() -> None:
+    spec = attention_spec(HEADS)
+    b, h, i, _ = spec.score_axes
+    sink = tensor("sink", F32, 2)
+    spec = replace(spec, inputs=(*spec.inputs, sink), sink=View("sink", (b, h, i), Load(sink, (h,))))
+    function, operands = kernel_for(spec)
+    plain = trace(function, inputs=spec.inputs, operands=operands, extents={"block_m": 64, "block_n": 64})
+    moved = keep_scale(plain)
+    assert moved != plain
+    rng = np.random.default_rng(0)
+    arrays = {
+        tensor.name: rng.standard_normal([Evaluator({}, {})(dim) for dim in tensor.shape]) for tensor in spec.inputs
+    }
+    q, k, v = (arrays[name] for name in "qkv")
+    weights = np.exp(q @ k.swapaxes(-1, -2) * 128**-0.5)
+    expected = weights @ v / (weights.sum(-1, keepdims=True) + np.exp(arrays["sink"])[:, None, None])
+    for program in (plain, moved):
+        found = interpret(program, arrays)["o"]
+        assert np.linalg.norm(found - expected) < 1e-2 * np.linalg.norm(expected)
 
 
 def test_too_much_shared_memory_lists_the_buffers() -> None:

@@ -1,9 +1,10 @@
 """CUDA kernels on a card against float64: odd sizes, orders of the right operand, epilogues, masks, shared heads."""
 
+import math
 from pathlib import Path
 
 import pytest
-from cuda_arrays import TOLERANCE, arrays, error, run
+from cuda_arrays import TOLERANCE, arrays, error, launch, run
 from cuda_specs import (
     BF16,
     F8,
@@ -85,6 +86,20 @@ def test_decoding_from_a_latent_cache(form: LatentForm, tmp_path: Path) -> None:
         AttentionForm(1, 4, 520, 520, 128, F16, causal=True, program="cap"),
         AttentionForm(1, 4, 520, 520, 64, program="slope"),
         AttentionForm(1, 4, 520, 520, 64, causal=True, program="bias"),
+        AttentionForm(1, 4, 520, 520, 128, program="cap"),  # no maximum is needed
+        AttentionForm(1, 4, 333, 777, 64, causal=True, program="cap"),
+        AttentionForm(1, 4, 520, 1000, 128, program="sharp"),
+        AttentionForm(1, 4, 520, 520, 64, F16, causal=True, program="sharp"),
+        AttentionForm(2, 4, 500, 1000, 128, program="bias"),  # a tile beside each of keys
+        AttentionForm(2, 4, 2100, 520, 64, F16, program="bias"),
+        AttentionForm(1, 2, 4000, 200, 128, F16, causal=True, program="bias"),
+        AttentionForm(3, 4, 500, 1008, 128, program="kept"),
+        AttentionForm(3, 4, 500, 1008, 64, F16, program="hidden"),
+        AttentionForm(3, 4, 500, 1001, 128, program="hidden"),  # rows that tensor copies cannot bring
+        AttentionForm(2, 2, 1000, 1008, 128, causal=True, program="kept"),
+        AttentionForm(2, 8, 1, 4000, 128, F16, groups=4, program="kept"),
+        AttentionForm(3, 4, 500, 1000, 128, program="key bias"),
+        AttentionForm(3, 4, 500, 1000, 64, F16, program="key bias"),
         AttentionForm(2, 4, 200, 331, 64, F16, program="bias"),  # keys behind the last one count for nothing
         AttentionForm(2, 4, 1, 331, 128, groups=4, program="bias"),
         AttentionForm(1, 32, 1, 8000, 128, F16, groups=4),
@@ -105,16 +120,48 @@ def test_attention(form: AttentionForm, tmp_path: Path) -> None:
         scores = 30 * torch.tanh(scores / 30)
     if form.program == "slope":
         scores = scores + distance * 0.0625
-    scores = scores + found.get("bias", 0.0)
+    if form.program == "sharp":
+        scores = 4 * torch.tanh(scores)
+    bias = found.get("bias", torch.zeros_like(scores))
+    scores = scores + (bias[:, None, None] if form.program == "key bias" else bias)
+    if "flags" in found:
+        scores = scores.masked_fill((found["flags"] == (form.program == "hidden"))[:, None, None], -torch.inf)
     if form.causal:
         scores = scores.masked_fill(distance > 0, -torch.inf)
     assert error(found["o"], torch.softmax(scores, -1) @ values) < TOLERANCE[form.dtype]
+
+
+@pytest.mark.parametrize("program", ["cap", "kept", "bias"])
+def test_numbers_that_are_none_stay_in_their_rows(program: str, tmp_path: Path) -> None:
+    """A row of NaN is NaN, infinite scores count as in the formula, and a row without a key is NaN."""
+    torch = pytest.importorskip("torch")
+    spec = attention_spec(AttentionForm(2, 2, 300, 528, 128, program=program))
+    given = arrays(spec, torch, {})
+    given["q"][0, 0, 5] = math.nan
+    given["q"][0, 1, 6, 3] = math.inf
+    if program == "kept":
+        given["flags"][1] = False
+    if program == "bias":
+        given["bias"][7], given["bias"][8, 200:] = -math.inf, -math.inf
+    found = {name: array.double() for name, array in launch(spec, tmp_path, torch, given).items()}
+    scores = found["q"] @ found["k"].mT * 128**-0.5
+    if program == "cap":
+        scores = 30 * torch.tanh(scores / 30)
+    scores = scores + found.get("bias", 0.0)
+    if program == "kept":
+        scores = scores.masked_fill((found["flags"] == 0)[:, None, None], -math.inf)
+    expected = torch.softmax(scores, -1) @ found["v"]
+    assert (found["o"].isnan() == expected.isnan()).all()
+    assert expected.isnan().any()
+    there = ~expected.isnan()
+    if there.any():
+        assert error(found["o"][there], expected[there]) < TOLERANCE[BF16]
 
 
 def test_rows_that_are_not_aligned_are_refused_with_the_fix(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     spec = product_spec(ProductForm(64, 64, 1001))
     found = arrays(spec, torch, {}) | {"x": torch.randn(64, 1001, device="cuda", dtype=torch.bfloat16)}
-    launch = Launcher(compile_cuda(spec, label="Kernel", cache_directory=tmp_path))
+    kernel = Launcher(compile_cuda(spec, label="Kernel", cache_directory=tmp_path))
     with pytest.raises(CudaError, match=r"x has a pitch of 2002 bytes along dim 0: .* pad its rows to a multiple of 8"):
-        launch(found)
+        kernel(found)

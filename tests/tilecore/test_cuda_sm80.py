@@ -154,6 +154,8 @@ def attention_of(found: Mapping[str, Any], form: AttentionForm) -> Any:
     i, j = (np.arange(size) for size in scores.shape[-2:])
     if form.program == "cap":
         scores = 30 * np.tanh(scores / 30)
+    if form.program == "sharp":
+        scores = 4 * np.tanh(scores)
     if form.program == "slope":
         scores = scores + (j[None] - i[:, None]) * 0.0625
     scores = scores + found.get("bias", 0.0)
@@ -220,6 +222,8 @@ def test_every_tile_of_products(tile: tuple[int, int, int, int], object_cache: P
         AttentionForm(1, 2, S, S, 128, causal=True),
         AttentionForm(1, 4, 70, 177, 128, groups=4),
         AttentionForm(1, 2, 130, 130, 128, F16, causal=True, program="cap"),
+        AttentionForm(1, 2, 130, 200, 64, program="cap"),  # no maximum is needed
+        AttentionForm(1, 2, 100, 131, 64, program="sharp"),
         AttentionForm(1, 2, 100, 131, 64, program="slope"),
         AttentionForm(1, 2, 100, 131, 64, F16, program="bias"),
         AttentionForm(1, 8, 1, 300, 128, F16, groups=4, program="bias"),

@@ -138,11 +138,22 @@ TILE_FN float tile_exp2(float x) {
 }
 TILE_FN float tile_exp(float x) { return tile_exp2(x * 1.4426950408889634f); }
 TILE_FN float tile_sigmoid(float x) { return __fdividef(1.0f, 1.0f + tile_exp(-x)); }
+TILE_FN float tile_inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 TILE_FN float tile_tanh(float x) {  // without branches; what overflows divides 2 to 0, NaN stays
-  float square = x * x, inverse;
-  float small = x * (1.0f + square * (-0.333333333f + square * 0.133333333f));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + tile_exp2(2.885390082f * fabsf(x))));
-  return fabsf(x) < 0.06f ? small : copysignf(1.0f - 2.0f * inverse, x);
+  const float square = x * x, small = x * (1.0f + square * (-0.333333333f + square * 0.133333333f));
+  const float large = 1.0f - 2.0f * tile_inverse(1.0f + tile_exp2(2.885390082f * fabsf(x)));
+  return fabsf(x) < 0.06f ? small : copysignf(large, x);
+}
+TILE_FN float tile_tanh_above(float x) {  // tanh(x) + 1
+  return tile_inverse(fmaf(0.5f, tile_exp2(-2.885390082f * x), 0.5f));
+}
+TILE_FN float tile_tanh_near(float x, float factor, float scale) {  // scale * tanh(factor * x) up to 0.5, to 2^-15.4
+  const float a = scale * factor, b = factor * factor, square = x * x;
+  return x * fmaf(square, fmaf(square, 0.115209699f * a * b * b, -0.33169149f * a * b), 0.999977435f * a);
 }
 TILE_FN float tile_max(float x, float y) {  // NaN if either is
   float z;
@@ -177,6 +188,12 @@ struct Min {
 struct Prod {
   TILE_FN float join(float x, float y) { return x * y; }
 };
+template <int N>
+TILE_FN bool all_within(const float (&d)[N], float limit) {  // of a warp; NaN is
+  float most[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  TILE_UNROLL for (int x = 0; x < N; x++) most[x % 4] = fmaxf(most[x % 4], fabsf(d[x]));
+  return __all_sync(0xffffffff, fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])) <= limit);
+}
 template <class Kind, int H>
 TILE_FN void join_quads(float (&result)[H]) {
   TILE_UNROLL for (int h = 0; h < H; h++) {

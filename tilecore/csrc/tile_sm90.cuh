@@ -70,6 +70,13 @@ TILE_FN float exchange_read(u32 address) {
   return parts[0];
 }
 
+template <int Set>
+TILE_FN bool flags_are(u32 line) {  // whether all of 128 bytes are other than 0, or none is
+  const u32 four = line_word(line + threadIdx.x % 32 * 4);
+  const u32 set = ((four & 0x7f7f7f7f) + 0x7f7f7f7f | four) & 0x80808080;
+  return __all_sync(0xffffffff, set == (Set ? 0x80808080 : 0));
+}
+
 // ---- tensor copies: coordinates innermost first ----
 TILE_FN void map_fetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 #define TILE_LOAD "cp.async.bulk.tensor."

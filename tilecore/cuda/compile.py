@@ -12,6 +12,7 @@ from typing import Any
 
 from tilecore.compile import Dump
 from tilecore.contract.spec import AttentionSpec, ScanSpec, Spec, Tensor, check
+from tilecore.cuda.beside import stage_elements
 from tilecore.cuda.emit_cuda import emit_cuda
 from tilecore.cuda.emit_rows import emit_rows
 from tilecore.cuda.emit_warps import emit_warps
@@ -28,6 +29,7 @@ from tilecore.cuda.values import RESERVED
 from tilecore.cuda.views import inline_views
 from tilecore.cuda.warp_choices import warp_choices
 from tilecore.cuda.warps import plan_warps
+from tilecore.ir import Program
 from tilecore.library import kernel_for
 from tilecore.printer import print_program
 from tilecore.trace import trace
@@ -161,11 +163,11 @@ def generate_tiles(
     program = keep_scale(inline_views(program))
     verify(program)
     if has_products(program):
-        roles = infer_roles(program, strips=choice.strips)
         if profile.warpgroups:
-            plan = plan_kernel(roles, profile, stages=choice.stages, overlap=choice.overlap, blocks=choice.blocks)
+            plan = _planned(program, choice, profile)
             text = emit_cuda(plan, PLACEHOLDER)
         else:
+            roles = infer_roles(program, strips=choice.strips)
             plan = plan_warps(roles, profile, stages=choice.stages, blocks=choice.blocks)
             text = emit_warps(plan, PLACEHOLDER)
     else:
@@ -173,6 +175,22 @@ def generate_tiles(
         text = emit_rows(plan, PLACEHOLDER)
     name = f"{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return CudaSource(name, plan, text.replace(PLACEHOLDER, name), choice.why)
+
+
+def _planned(program: Program, choice: Choice, profile: GpuProfile) -> KernelPlan:
+    """The plan with tiles of what is read by element, or, where there is no room for them, without."""
+
+    def plan(one: Program) -> KernelPlan:
+        roles = infer_roles(one, strips=choice.strips)
+        return plan_kernel(roles, profile, stages=choice.stages, overlap=choice.overlap, blocks=choice.blocks)
+
+    staged = stage_elements(program)
+    if staged != program:
+        try:
+            return plan(staged)
+        except CudaError:  # what is said of the program as it came says more
+            pass
+    return plan(program)
 
 
 def build(source: CudaSource, cache_directory: Path) -> CudaKernel:

@@ -7,6 +7,7 @@ last product that reads it is done.
 
 from collections.abc import Sequence
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr
 from tilecore.cuda.elements import summed
 from tilecore.cuda.errors import CudaError
@@ -19,7 +20,7 @@ from tilecore.cuda.overlap import Overlap
 from tilecore.cuda.partial import partial_sums
 from tilecore.cuda.products import descriptor, own_columns, product_of, short_steps, wait_for
 from tilecore.cuda.roles import GROUP_ROWS, STEP_BYTES, extents
-from tilecore.cuda.slots import Slots, next_tile, spot
+from tilecore.cuda.slots import Slots, next_tile, place_in, spot
 from tilecore.cuda.stores import exchange, exchanged_tile, staged_store
 from tilecore.graph import depth_axes
 from tilecore.ir import Buffer, Copy, CumSum, Fill, For, Gemm, If, Join, Parallel, Reduce, Stmt, statements
@@ -39,6 +40,7 @@ class Consumer:
         self.flying: list[Flight] = []  # oldest first
         self.at = "slot"  # of the rings inside the loop
         self.slots = Slots(plan)
+        self.begun: tuple[Copy, ...] = ()  # copies that were waited for already
         self.work = Fragments(plan, self.names, self._slot, staged_store)
         self.levels = levels_in(plan)
 
@@ -88,7 +90,8 @@ class Consumer:
                 self._loop(stmt) if self.plan.overlap is None else self._overlapped(stmt, self.plan.overlap)
                 self.lines += self.work.closed()
             case Copy():
-                self._copy(stmt)
+                if stmt not in self.begun:
+                    self._copy(stmt)
             case Gemm():
                 self._gemm(stmt)
             case Fill():
@@ -101,7 +104,8 @@ class Consumer:
                 self._drain(stmt)
                 self.lines += self.work.parallel(stmt)
                 self._wait_for(readers_of(self.flying, self.slots.last_read_by(stmt)))
-                self.lines += self.slots.freed_by([stmt], self.at)
+                if stmt not in self.work.ahead:
+                    self.lines += self.slots.freed_by([stmt], self.at)
             case CumSum():
                 self.lines += summed(stmt, self.roles)
             case Join():
@@ -186,6 +190,7 @@ class Consumer:
         self.lines += ["if (first < last) {", f"  int {var} = first;"]
         outer, self.lines = self.lines, []
         self._issue(parts.scores, parts.score_copies, "slot", "phase", turn="all")
+        self._fetch_ahead(parts)
         self._wait(parts.scores, 0, "slot")
         for stmt in (*parts.between, *parts.late):
             self._statement(stmt)
@@ -193,6 +198,7 @@ class Consumer:
         head, self.lines = self.lines, []
         self._issue(parts.scores, parts.score_copies, "slot", "phase", turn="take")
         self._issue(parts.sums, parts.sum_copies, "before", "before_phase", turn="give")
+        self._fetch_ahead(parts)
         self._wait(parts.scores, 1, "slot")
         for stmt in parts.between:
             self._statement(stmt)
@@ -205,7 +211,21 @@ class Consumer:
         self._wait(parts.sums, 0, "before")
         self.lines = [*outer, *("  " + line for line in self.lines), "}"]
         del self.names[loop.var]
+        self.work.ahead, self.begun = (), ()
         self.lines += self.slots.freed_by_loop(loop)
+
+    def _fetch_ahead(self, parts: Overlap) -> None:
+        """Take tiles that are read beside the scores into registers while those are computed; their slots are free."""
+        self.work.ahead, self.begun = (), ()
+        for ring in self.plan.rings:
+            reader = self.slots.last_reader[ring.name]
+            flags = any(tile.tensor.dtype is DType.BOOL for tile in ring.tiles)  # often all that is needed is one vote
+            if isinstance(reader, Parallel) and reader in parts.between and not flags:
+                self._copy(ring.copies[0])
+                self.lines += self.work.fetched(reader)
+                self.lines += self.slots.freed_by([reader], self.at)
+                self.work.ahead += (reader,)
+                self.begun += ring.copies
 
     def _issue(self, gemm: Gemm, copies: tuple[Copy, ...], slot: str, phase: str, *, turn: str) -> None:
         self.at = slot
@@ -289,7 +309,7 @@ class Consumer:
 
     def _slot(self, buffer: Buffer) -> str:
         ring = self._ring(buffer)
-        return spot(self.plan) if ring.copies[0] in self.plan.program.body else self.at
+        return spot(self.plan) if ring.copies[0] in self.plan.program.body else place_in(ring, self.at, "")[0]
 
     def _ring(self, buffer: Buffer) -> Ring:
         holder = self.roles.holder(buffer)
@@ -327,7 +347,7 @@ class Consumer:
         for ring in self.plan.rings:
             if copy is ring.copies[0]:
                 in_loop = ring.copies[0] not in self.plan.program.body
-                at, phase = ("slot", "phase") if in_loop else (spot(self.plan), "once")
+                at, phase = place_in(ring, "slot", "phase") if in_loop else (spot(self.plan), "once")
                 self.lines.append(f"barrier_wait(full_{ring.name} + 8 * {at}, {phase});")
         if not (isinstance(source, Buffer) and isinstance(target, Buffer)):
             return

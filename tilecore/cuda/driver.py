@@ -9,6 +9,7 @@ from tilecore.cuda.errors import CudaError
 
 MAP_TYPES = {
     DType.F16: 6, DType.F32: 7, DType.BF16: 9, DType.U8: 0, DType.I8: 0, DType.F8E4M3: 0, DType.F8E5M2: 0,
+    DType.BOOL: 0,
 }  # CU_TENSOR_MAP_DATA_TYPE_*  # fmt: skip
 SWIZZLES, PROMOTE_256 = {32: 1, 64: 2, 128: 3}, 3  # by the bytes of a box along its last dim
 MAX_DYNAMIC_SHARED, WIDE_CLUSTER = 8, 14  # attributes of a function

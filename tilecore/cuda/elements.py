@@ -7,6 +7,7 @@ well: every warp has its own, so that no other has to be waited for.
 
 from collections.abc import Callable
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, loads
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.roles import CHUNK, Roles, Staged, extents
@@ -31,6 +32,8 @@ def fetched_element(load: Load, axes: tuple[Var, ...], roles: Roles) -> str:
     if tile is not None and not tile.line:
         return f"element_{load.source.dtype}({name}_{'turned' if load.index == axes[::-1] else 'at'}, x)"
     (where,) = load.index
+    if load.source.dtype is DType.BOOL:
+        return f"(({name}_flags[x >> 2] >> (x & 1) * 8 & 255) != 0)"
     if isinstance(where, Const):
         return f"{name}_{where.value}"
     return f"{name}_columns[(x >> 2) * 2 + (x & 1)]" if where in axes[1:] else f"{name}_rows[x >> 1 & 1]"
@@ -44,7 +47,7 @@ def fetched_elements(stmt: Parallel, roles: Roles, where: tuple[str, str], slot:
     lines: list[str] = []
     parts = roles.sharing(stmt.axes[0]) or 1
     for source, index in found:
-        if not isinstance(source, Buffer):
+        if not isinstance(source, Buffer) or source.dtype is DType.BOOL:
             continue
         if source.name in roles.lines:
             lines += _line(source, index[0], stmt, own_line(source), where, parts)
@@ -54,6 +57,21 @@ def fetched_elements(stmt: Parallel, roles: Roles, where: tuple[str, str], slot:
             lines += (
                 _line(source, index[0], stmt, at, where, parts) if tile.line else _matrix(stmt, roles, tile, at, index)
             )
+    return lines
+
+
+def fetched_flags(value: Expr, column: str, address: Callable[[Buffer], str]) -> list[str]:
+    """The flags of a fragment's columns that a value reads, in pairs; `column` is that of element x."""
+    lines: list[str] = []
+    for source in dict.fromkeys(load.source for load in loads(value)):
+        if isinstance(source, Buffer) and source.dtype is DType.BOOL:
+            pairs = extents(source)[0] // 8
+            lines += [
+                f"u32 {source.name}_flags[{pairs}];",
+                f"TILE_UNROLL for (int y = 0; y < {pairs}; y++) {{ const int x = 4 * y;",
+                f"  {source.name}_flags[y] = line_half({address(source)} + {column});",
+                "}",
+            ]
     return lines
 
 

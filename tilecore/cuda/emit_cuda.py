@@ -12,7 +12,7 @@ from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import ALIGNMENT, WARPGROUP, KernelPlan, Ring
 from tilecore.cuda.products import product_functions
 from tilecore.cuda.roles import Staged
-from tilecore.cuda.slots import next_tile, spot
+from tilecore.cuda.slots import next_tile, place_in, spot
 from tilecore.cuda.values import STORAGE, Values, dim, pointer
 
 GROUP_TILES = 8  # rows of tiles per sweep of columns
@@ -193,7 +193,8 @@ def _producer(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
     loop = plan.loop
     names = names | {loop.var: loop.var.name}
     values = Values(names, no_element)
-    body = [line for ring in plan.rings if ring.copies[0] in loop.body for line in _fetch(ring, names, "slot", "phase")]
+    body = [line for ring in plan.rings if ring.copies[0] in loop.body
+            for line in _fetch(ring, names, *place_in(ring, "slot", "phase", ahead=" ^ 1"))]  # fmt: skip
     stages = max(ring.slots for ring in plan.rings)
     inner += indented(
         [

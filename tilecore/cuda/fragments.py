@@ -4,7 +4,7 @@ Comes in: statements of the tile program that are no products and no copies from
 warp have the same elements whether warpgroups or single warps multiply, so all cards share this.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, rewrite, substitute, variables
@@ -15,15 +15,18 @@ from tilecore.cuda.elements import (
     computes_line,
     fetched_element,
     fetched_elements,
+    fetched_flags,
     readable,
 )
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.joins import REDUCTIONS
 from tilecore.cuda.kernel import KernelPlan, extent_of_axis
 from tilecore.cuda.masks import inside
+from tilecore.cuda.near import near_tanh
 from tilecore.cuda.roles import GROUP_ROWS, stored_rectangle
+from tilecore.cuda.slopes import slopes
 from tilecore.cuda.stores import MEET
-from tilecore.cuda.values import HALVES, Values, pointer, stored, unrounded
+from tilecore.cuda.values import HALVES, Values, literal, pointer, stored, unrounded
 from tilecore.cuda.views import in_bounds
 from tilecore.ir import Buffer, Fill, Parallel, Reduce, Store
 
@@ -46,6 +49,7 @@ class Fragments:
         self.slot = slot
         self.staged_store = staged_store
         self.axes: tuple[Var, ...] = ()  # of the parallel loop being written
+        self.ahead: tuple[Parallel, ...] = ()  # whose tiles are in registers already
         self.partial: tuple[str, ...] = ()  # row sums that the four threads of a row keep apart
         self.halves = 2 * self.roles.strips  # rows of a thread, 8 apart
         self.half = f"x >> 1 & {self.halves - 1}"  # of element x
@@ -136,7 +140,7 @@ class Fragments:
                 what = f"T.atomic_{store.update}" if store.update else "a store under an if"
                 raise CudaError(f"{what} to {store.target.name} has no CUDA form yet")
         self.axes = stmt.axes
-        fetched = fetched_elements(stmt, self.roles, self._where(stmt), self.slot)
+        fetched = [] if stmt in self.ahead else self.fetched(stmt)
         lines: list[str] = []
         if stmt in self.plan.staged_stores:
             lines += self._staged_store(stmt)
@@ -150,6 +154,10 @@ class Fragments:
                 else:
                     lines += self._elementwise(stmt, store)
         return ["{", *fetched, *lines, "}"] if fetched else lines
+
+    def fetched(self, stmt: Parallel) -> list[str]:
+        """What a parallel loop reads of tiles in shared memory, in registers."""
+        return fetched_elements(stmt, self.roles, self._where(stmt), self.slot)
 
     def _element(self, load: Load) -> str | None:
         if not isinstance(load.source, Buffer):
@@ -184,17 +192,30 @@ class Fragments:
         assert isinstance(store.target, Buffer)
         target = store.target
         masks = inside(store.value, self._spread(stmt)) if len(stmt.axes) == 2 else None
-        all_of_it = self._each(stmt, target, store.value)
-        if masks is None or any(isinstance(slack, Const) and slack.value < 0 for slack in masks[0]):
+        all_of_it = self._near_or_far(stmt, target, store.value)
+        if masks is None or any(isinstance(slack, Const) and slack.value < 0 for slack in masks.needed):
             return all_of_it
-        needed, plain = masks
         values = self.values()
-        condition = " && ".join(f"{values.text(slack)} >= 0" for slack in needed)
+        conditions = [f"{values.text(slack)} >= 0" for slack in masks.needed]
+        conditions += [f"flags_are<{int(not one.negated)}>({self._tile(one.line)})" for one in masks.flags]
+        whose = "warp" if masks.flags else "warpgroup"
         return [
-            f"if ({condition}) {{  // no element of the warpgroup is masked",
-            *("  " + line for line in self._each(stmt, target, plain)),
+            f"if ({' && '.join(conditions)}) {{  // no element of the {whose} is masked",
+            *("  " + line for line in self._near_or_far(stmt, target, masks.value)),
             "} else {",
-            *("  " + line for line in all_of_it),
+            *("  " + line for line in self._each(stmt, target, store.value)),
+            "}",
+        ]
+
+    def _near_or_far(self, stmt: Parallel, target: Buffer, value: Expr) -> list[str]:
+        near = near_tanh(value) if len(stmt.axes) == 2 else None
+        if near is None:
+            return self._each(stmt, target, value)
+        return [
+            f"if (all_within({near.buffer.name}, {literal(near.limit)})) {{",
+            *("  " + line for line in self._each(stmt, target, value, near.texts)),
+            "} else {",
+            *("  " + line for line in self._each(stmt, target, value)),
             "}",
         ]
 
@@ -206,18 +227,46 @@ class Fragments:
             columns: (const(0), extent_of_axis(stmt, 1) - 1),
         }
 
-    def _each(self, stmt: Parallel, target: Buffer, value: Expr) -> list[str]:
+    def _each(self, stmt: Parallel, target: Buffer, value: Expr, texts: Mapping[Expr, str] | None = None) -> list[str]:
+        """Element by element; `texts` of parts that have a form of their own."""
         if isinstance(value, Load) and value.source == target:
             return []
+        starts, sloped = self._sloped(stmt, value)
         value, names, positions = self._positions(stmt, value)
-        values = self.values(names)
+        values = self.values({**names, **sloped, **(texts or {})})
         text = values.text(value)
         count = self.count(target)
         step = "x" if len(stmt.axes) == 2 else "2 * x"  # of a row value, element 2 h stands for half h
         head = f"TILE_UNROLL for (int y = 0; y < {count}; y++) {{ const int x = {step.replace('x', 'y')};"
         index = "x" if len(stmt.axes) == 2 else "y"
         body = (*positions, *values.lines, f"{target.name}[{index}] = {text};")
-        return [head, *("  " + line for line in body), "}"]
+        before = [*starts, *fetched_flags(value, self._where(stmt)[1], self._tile)]
+        lines = [head, *("  " + line for line in body), "}"]
+        return ["{", *before, *lines, "}"] if before else lines
+
+    def _sloped(self, stmt: Parallel, value: Expr) -> tuple[list[str], dict[Expr, str]]:
+        """(lines with those of a thread's first element, texts) of parts that grow with positions."""
+        lines: list[str] = []
+        texts: dict[Expr, str] = {}
+        if len(stmt.axes) != 2:
+            return lines, texts
+        rows, columns = self._where(stmt)
+        for number, slope in enumerate(slopes(value, (stmt.axes[0], stmt.axes[1]))):
+            first = self.values({stmt.axes[0]: f"({rows})", stmt.axes[1]: f"({columns})"})
+            factor = literal(const(slope.factor, DType.F32))
+            position = first.text(slope.position, guarded=True)
+            lines += [
+                f"float slope_{number};",
+                f"{{ const int x = 0; slope_{number} = {factor} * (float)({position}); }}",
+            ]
+            row, column = slope.steps
+            step = f"{row} * (({self.half}) * 8) + {column} * (({self.eight}) * 8 + (x & 1))"
+            texts[slope.part] = f"(slope_{number} + {factor} * (float)({step}))"
+        return lines, texts
+
+    def _tile(self, buffer: Buffer) -> str:
+        """Where a tile in shared memory lies."""
+        return f"tile_{buffer.name} + {self.slot(buffer)} * {self.roles.staged[buffer.name].bytes}"
 
     def _positions(self, stmt: Parallel, value: Expr) -> tuple[Expr, dict[Expr, str], list[str]]:
         """`value`, and row and column of element x; where memory is read, and there alone, clipped to what exists."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tilecore.contract.expr import Expr, Load, Op, Sym, Var, const, loads, symbols, variables
 from tilecore.contract.spec import Place, Tensor, View
+from tilecore.cuda.beside import elements_beside
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.joins import Split, plan_split
 from tilecore.cuda.overlap import Overlap, overlap_of
@@ -48,7 +49,7 @@ PLAIN_REGISTERS = 140  # tile registers that fit beside a producer of one warp
 @dataclass(frozen=True, slots=True)
 class Ring:
     """Tiles that arrive together: a barrier pair per slot. Inside the loop there are `stages` slots, before it one or,
-    where there is room for the next tile's, two.
+    where there is room for the next tile's, two. What element programs alone read in the loop may have one.
     """
 
     name: str
@@ -185,7 +186,7 @@ def plan_kernel(
     the program another structure.
     """
     program, loop = roles.program, loop_of(roles.program)
-    rings = rings_of(roles, loop, stages, 1)
+    rings = rings_of(roles, loop, stages)
     stores = tuple(stmt for stmt in statements(program.body) if isinstance(stmt, Parallel) and stageable(stmt, roles))
     consumers = roles.consumers
     products = [stmt for stmt in loop.body if isinstance(stmt, Gemm)]
@@ -211,11 +212,14 @@ def plan_kernel(
         grouped=grouped(rings, program),
         turns=_takes_turns(roles, products, in_loop),
         split=split,
-        overlap=overlap_of(loop) if overlap and roles.parts == 1 and not read_by_element(program, rings) else None,
+        overlap=overlap_of(loop) if overlap and roles.parts == 1 and not _operands_read(program, rings) else None,
         blocks=blocks,
     )
+    room = room_of(profile, blocks)
+    if plan.shared_bytes > room and stages == 2:
+        plan = replace(plan, rings=rings_of(roles, loop, stages, beside=1))
     ahead = replace(plan, rings=rings_of(roles, loop, stages, 2))
-    if ahead.shared_bytes <= room_of(profile, blocks):
+    if ahead.shared_bytes <= room:
         plan = ahead
     _check(plan, products)
     return plan
@@ -240,9 +244,12 @@ def room_of(profile: GpuProfile, blocks: int) -> int:
     return (profile.shared_bytes + RESERVED_BYTES) // blocks - RESERVED_BYTES
 
 
-def rings_of(roles: Roles, loop: For, stages: int, ahead: int) -> tuple[Ring, ...]:
-    """Runs of tensor copies with nothing between them."""
+def rings_of(roles: Roles, loop: For, stages: int, ahead: int = 1, *, beside: int = 0) -> tuple[Ring, ...]:
+    """Runs of tensor copies with nothing between them; `beside`, if not 0, are slots of what is read in the loop by
+    element.
+    """
     rings: list[Ring] = []
+    elements = set(elements_beside(loop))
     for body, slots in ((roles.program.body, ahead), (loop.body, stages)):
         run: list[Copy] = []
         for stmt in (*body, None):
@@ -251,7 +258,8 @@ def rings_of(roles: Roles, loop: For, stages: int, ahead: int) -> tuple[Ring, ..
                     run.append(stmt)
             elif run:
                 tiles = tuple(roles.staged[copy.dst.source.name] for copy in run)
-                rings.append(Ring("_".join(tile.buffer.name for tile in tiles), tiles, slots, tuple(run)))
+                own = beside if beside and elements.issuperset(run) else slots
+                rings.append(Ring("_".join(tile.buffer.name for tile in tiles), tiles, own, tuple(run)))
                 run = []
     return tuple(rings)
 
@@ -260,6 +268,12 @@ def read_by_element(program: Program, rings: tuple[Ring, ...]) -> set[str]:
     """Names of rings with a tile that element programs read."""
     read = {buffer for stmt in statements(program.body) if isinstance(stmt, Parallel) for buffer in buffers_of(stmt)[0]}
     return {ring.name for ring in rings if any(tile.buffer in read for tile in ring.tiles)}
+
+
+def _operands_read(program: Program, rings: tuple[Ring, ...]) -> set[str]:
+    """Those of them whose tiles products read as well, or that come before the loop."""
+    elements = set(elements_beside(loop_of(program)))
+    return read_by_element(program, tuple(ring for ring in rings if not elements.issuperset(ring.copies)))
 
 
 def stageable(stmt: Parallel, roles: Roles) -> bool:
@@ -404,9 +418,10 @@ def grouped(rings: tuple[Ring, ...], program: Program) -> bool:
     """Whether tiles of the first two grid axes share operands in both directions, as those of a matrix product do."""
     if len(program.grid) < 2:
         return False
+    elements = set(elements_beside(loop_of(program)))
     used = [
         {axis for axis in program.grid[:2] for start in tile.origin if axis in variables(start)}
-        for ring in rings for tile in ring.tiles
+        for ring in rings if not elements.issuperset(ring.copies) for tile in ring.tiles
     ]  # fmt: skip
     return {program.grid[0]} in used and {program.grid[1]} in used
 

@@ -1,35 +1,66 @@
-"""Masks that whole tiles satisfy: when is every condition on positions true for all elements that a warpgroup has?"""
+"""Masks that whole tiles satisfy: when is every condition on positions true for all elements that a warpgroup has?
+
+Conditions may be flags of keys as well, which lie in a line beside the tile: all of them are set then, or none where
+they are negated.
+"""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Op, Var, apply, cast, const, loads, rewrite, walk
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, apply, cast, const, rewrite, walk
 from tilecore.graph import split_affine
+from tilecore.ir import Buffer
 
 Spread = Mapping[Var, tuple[Expr, Expr]]  # the first and the last value of a variable in the tile
 
 
-def inside(value: Expr, spread: Spread) -> tuple[tuple[Expr, ...], Expr] | None:
-    """(numbers that are all at least 0 where every mask holds, the value without those masks); None without masks."""
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """All flags of a line are set, or, if `negated`, none is."""
+
+    line: Buffer
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Every mask holds where all numbers of `needed` are at least 0 and all of `flags` are so; `value` is without those
+    masks.
+    """
+
+    needed: tuple[Expr, ...]
+    flags: tuple[Flags, ...]
+    value: Expr
+
+
+def inside(value: Expr, spread: Spread) -> Inside | None:
+    """What it takes that the masks of a value hold; None without masks."""
     held: dict[Expr, Expr] = {}
-    needed: list[Expr] = []
+    needed: list[Expr | Flags] = []
     for node in walk(value):
-        if not (isinstance(node, Op) and node.name == "select") or loads(node.args[0]):
+        if not (isinstance(node, Op) and node.name == "select"):
             continue
-        slacks = list(_slacks(node.args[0], spread))
-        if slacks and None not in slacks:
+        conditions = list(_conditions(node.args[0], spread))
+        if conditions and None not in conditions:
             held[node.args[0]] = const(True)
-            needed += [slack for slack in slacks if slack is not None]
+            needed += [condition for condition in conditions if condition is not None]
     if not held:
         return None
-    return tuple(dict.fromkeys(needed)), rewrite(value, held.get)
+    found = dict.fromkeys(needed)
+    slacks = tuple(one for one in found if not isinstance(one, Flags))
+    return Inside(slacks, tuple(one for one in found if isinstance(one, Flags)), rewrite(value, held.get))
 
 
-def _slacks(condition: Expr, spread: Spread) -> Iterator[Expr | None]:
+def _conditions(condition: Expr, spread: Spread) -> Iterator[Expr | Flags | None]:
     match condition:
         case Op(name="and", args=(left, right)):
-            yield from _slacks(left, spread)
-            yield from _slacks(right, spread)
+            yield from _conditions(left, spread)
+            yield from _conditions(right, spread)
+        case Load(source=Buffer() as line) if line.dtype is DType.BOOL and len(line.shape) == 1:
+            yield Flags(line, negated=False)
+        case Op(name="not", args=(Load(source=Buffer() as line),)) if line.dtype is DType.BOOL and len(line.shape) == 1:
+            yield Flags(line, negated=True)
         case Op(name="lt" | "le" | "gt" | "ge", args=(left, right)) if left.dtype.is_int:
             if condition.name in ("gt", "ge"):
                 left, right = right, left

@@ -13,7 +13,9 @@ from tilecore.ir import Copy, For, Gemm, If, Stmt
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """`scores` (after its copies), then `between`, which reads no sums, then `late`, then `sums` of all that."""
+    """`scores` (after its copies), then `between`, which reads no sums, then `late`, then `sums` of all that. Copies of
+    what `between` reads are in it.
+    """
 
     scores: Gemm
     between: tuple[Stmt, ...]
@@ -32,9 +34,9 @@ def overlap_of(loop: For) -> Overlap | None:
     copies = [stmt for stmt in loop.body if isinstance(stmt, Copy) and isinstance(stmt.src.source, View)]
     score_copies = tuple(one for one in copies if one.dst.source in (scores.a, scores.b))
     sum_copies = tuple(one for one in copies if one.dst.source in (sums.a, sums.b))
-    if len(score_copies) + len(sum_copies) != len(copies) or set(score_copies) & set(sum_copies) or not sum_copies:
+    if set(score_copies) & set(sum_copies) or not sum_copies:
         return None
-    work = [stmt for stmt in loop.body if stmt not in copies and stmt not in gemms]
+    work = [stmt for stmt in loop.body if stmt not in (*score_copies, *sum_copies, *gemms)]
     held = {sums.a, sums.c}  # in flight while `between` runs
     late = tuple(stmt for stmt in work if held & {buffer for side in buffers_of(stmt) for buffer in side})
     between = tuple(stmt for stmt in work if stmt not in late)

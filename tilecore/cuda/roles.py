@@ -323,7 +323,7 @@ def _staged(buffer: Buffer, copy: Copy, alone: set[tuple[str, int]]) -> Staged:
     shape = extents(buffer)
     if len(shape) == 2 and buffer.dtype in HALVES and not is_plain(view):
         return _levels(buffer, copy, view)
-    kinds = OPERANDS if len(shape) == 2 else (*HALVES, DType.F32)
+    kinds = OPERANDS if len(shape) == 2 else (*HALVES, DType.F32, DType.BOOL)
     if buffer.dtype not in kinds or not isinstance(view.value, Load) or not isinstance(view.value.source, Tensor):
         raise CudaError(
             f"operand {view.name} is {view.value}: tensor copies bring {', '.join(map(str, kinds))} tensors as they "

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, apply, binary, const, rewrite
+from tilecore.contract.expr import Const, Expr, Load, Op, apply, binary, const, loads, rewrite
 from tilecore.ir import Buffer, Copy, Fill, For, Gemm, If, Join, Parallel, Program, Reduce, Stmt, Store, statements
 
 
@@ -81,10 +81,13 @@ def _keeps(stmt: Stmt, at: Parallel, scaled: Buffer, tops: set[Buffer]) -> bool:
         case Copy():
             return stmt.dst.source not in tops
         case Parallel() if stmt is not at:
-            lowest = const(-math.inf, DType.F32)
-            return all(store.target not in tops or store.value == lowest for store in stmt.body)
+            return all(store.target not in tops or not _reads(store.value, {scaled, *tops}) for store in stmt.body)
         case _:
             return True
+
+
+def _reads(value: Expr, tiles: set[Buffer]) -> bool:
+    return any(load.source in tiles for load in loads(value))
 
 
 def _writes_tile(stmt: Stmt) -> bool:
@@ -102,6 +105,7 @@ class _Move:
 
     def __init__(self, at: Parallel, scaled: Buffer, units: set[Buffer], copies: set[object], factor: float) -> None:
         self.at, self.scaled, self.copies, self.factor = at, scaled, copies, factor
+        self.units = units
         self.now: set[object] = set()
         self.now |= units - {scaled}
         self.settled = True  # loops leave every tile as they found it
@@ -142,7 +146,10 @@ def _statement(stmt: Stmt, move: _Move) -> Stmt:
         case Parallel():
             stores: list[Store] = []
             for store in stmt.body:
-                stores.append(replace(store, value=rewrite(store.value, move.times)))
+                value = rewrite(store.value, move.times)
+                if store.target in move.units and store.target != move.scaled:  # a first maximum, such as a sink
+                    value = binary("mul", value, const(1.0 / move.factor, DType.F32))
+                stores.append(replace(store, value=value))
                 if store.target in move.copies or store.target == move.scaled:
                     move.now.discard(store.target)
             return replace(stmt, body=tuple(stores))

@@ -18,6 +18,13 @@ def spot(plan: KernelPlan) -> str:
     return "spot" if plan.ahead > 1 else "0"
 
 
+def place_in(ring: Ring, slot: str, phase: str, *, ahead: str = "") -> tuple[str, str]:
+    """Where a ring of the loop is in an iteration, and its phase. With one slot beside others' two the number of their
+    slot tells the phase; `ahead` is what flips it for who fills the slot.
+    """
+    return ("0", f"{slot}{ahead}") if ring.slots == 1 else (slot, phase)
+
+
 def next_tile(plan: KernelPlan) -> list[str]:
     """What both roles do with that slot at the end of a tile."""
     return [f"if (++spot == {plan.ahead}) spot = 0, once ^= 1;"] if plan.ahead > 1 else ["once ^= 1;"]
@@ -56,7 +63,7 @@ class Slots:
             if not any(last is stmt for stmt in done):
                 continue
             if ring.copies[0] not in self.plan.program.body:
-                found.append((ring, slot))
+                found.append((ring, place_in(ring, slot, "")[0]))
             elif any(last is stmt for stmt in self.plan.program.body):
                 found.append((ring, spot(self.plan)))
         return self._handed_back(found, condition)

@@ -100,6 +100,10 @@ class Values:
             fused = self._scaled_difference(op.args[0], guarded)
             if fused is not None:
                 return f"tile_exp2({fused})"
+        if op.name == "add" and op.dtype is DType.F32:
+            one, other = op.args if isinstance(op.args[1], Const) else op.args[::-1]
+            if isinstance(one, Op) and one.name == "tanh" and isinstance(other, Const) and other.value == 1:
+                return f"tile_tanh_above({self.text(one.args[0], guarded=guarded)})"
         args = [self.text(arg, guarded=guarded) for arg in op.args]
         if op.name == "div" and op.dtype is DType.F32 and isinstance(op.args[1], Load) and len(op.args[1].index) == 1:
             return f"({args[0]} * (1.0f / {args[1]}))"  # the reciprocal of a row's value is computed once

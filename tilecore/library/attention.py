@@ -1,10 +1,11 @@
 """The attention kernel: one text for every attention region, whatever its layouts, masks, biases and score program."""
 
+from functools import partial
 from typing import Any
 
 from tilecore import language as T
-from tilecore.language import Handle
-from tilecore.library.online_softmax import join_parts, online_softmax, weight
+from tilecore.language import Handle, Value
+from tilecore.library.online_softmax import running_softmax
 from tilecore.library.per_key import keep_scores, key_reductions
 from tilecore.library.score import Score
 
@@ -32,38 +33,34 @@ def attention(
         v = T.alloc_shared((block_n, E), V.dtype)
         s = T.alloc_fragment((block_m, block_n), score.dtype)
         o = T.alloc_fragment((block_m, E), score.dtype)
-        top = T.alloc_fragment((block_m,), score.dtype)
-        total = T.alloc_fragment((block_m,), score.dtype)
-        rescale = T.alloc_fragment((block_m,), score.dtype)
+        softmax = running_softmax(block_m, score.dtype, bounded=score.bounded(V.dtype))
         raw = s if score.raw_dtype is s.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
         p = s if V.dtype is s.dtype else T.alloc_shared((block_m, block_n), V.dtype)
         beside = key_reductions(score, block_m, block_n)
         T.copy(Q[b, h, m * block_m, 0], q)
         T.clear(o)
-        for i in T.Parallel(block_m):
-            top[i] = T.if_then_else(part == 0, score.first(b, h, m * block_m + i), -T.infinity)
-        for i in T.Parallel(block_m):
-            total[i] = weight(top[i], top[i])
+        softmax.start(lambda i: T.if_then_else(part == 0, score.first(b, h, m * block_m + i), -T.infinity))
+
+        def scored(n: Value, i: Value, j: Value) -> Value:
+            logit = score(raw[i, j], b, h, m * block_m + i, n * block_n + j)
+            return T.if_then_else(n * block_n + j < keys, logit, -T.infinity)
+
         first, last = score.key_tiles(m, block_m, block_n, keys)
         for n in T.Pipelined(*T.share(first, last, part, split)):
             T.copy(K[b, h, n * block_n, 0], k)
             T.gemm(q, k, raw, transpose_B=True, clear=True)
             keep_scores(score.taps(outputs, shared=False), raw, b, h, m * block_m, n * block_n)
-            for i, j in T.Parallel(block_m, block_n):
-                logit = score(raw[i, j], b, h, m * block_m + i, n * block_n + j)
-                s[i, j] = T.if_then_else(n * block_n + j < keys, logit, -T.infinity)
-            online_softmax(s, top, total, rescale)
+            softmax.weigh(s, partial(scored, n))
             beside.add(b, h, m * block_m, n * block_n, keys)
             if p is not s:
                 T.copy(s, p)
-            for i, e in T.Parallel(block_m, E):
-                o[i, e] *= rescale[i]
+            softmax.rescale(o)
             T.copy(V[b, h, n * block_n, 0], v)
             T.gemm(p, v, o)
         if split > 1:
-            join_parts(o, top, total, rescale)
+            softmax.join(o)
         for C, result in score.finals(outputs):
             with T.If(part == 0):
                 for i, e in T.Parallel(block_m, E):
-                    done = (score.finish(o[i, e], total[i], keys), *beside.at(i), top[i], total[i])
+                    done = (score.finish(o[i, e], softmax.total[i], keys), *beside.at(i), *softmax.at(i))
                     C[b, h, m * block_m + i, e] = result(done, b, h, m * block_m + i, e)

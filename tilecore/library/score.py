@@ -4,6 +4,7 @@ Key tiles: an index predicate that makes the score exactly −inf where it fails
 bounds the loop over keys. Only what cannot change any result is left out: −inf weighs nothing.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ from tilecore.contract.spec import TOP, TOTAL, AttentionSpec, Result, Step, View
 from tilecore.language import Handle, Value
 from tilecore.library.epilogue import Epilogue
 from tilecore.value import Operand, plain, program
+
+BOUNDED = 50.0  # of scores: their exponentials, and sums of 2^31 of them, are normal numbers in f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,17 @@ class Score:
         """The score for the dot product `raw`, in the type of sums."""
         arguments = {self.spec.raw: raw, **dict(zip(self.spec.score_axes, (b, h, q, k), strict=True))}
         return T.cast(program(self.spec.score, arguments), self.dtype)
+
+    def bounded(self, values: DType) -> bool:
+        """Whether every score is so small, or −inf, that weights without a maximum are floats, as factors of V too, and
+        nothing else wants to know the maximum.
+        """
+        narrow = values is DType.F16 or self.dtype is DType.F16
+        read = {var for result in self.spec.outputs for var in variables(result.value)}
+        read |= {var for step in self.spec.reductions for var in variables(step.value)}
+        if self.spec.sink is not None or narrow or read & {TOP, TOTAL}:
+            return False
+        return _magnitude(self.spec.score) <= BOUNDED
 
     @property
     def raw_dtype(self) -> DType:
@@ -161,6 +175,29 @@ def needs_shares(spec: AttentionSpec) -> bool:
     late = {spec.probability, TOP, TOTAL, *(step.var for step in spec.reductions)}
     taps = [result.value for result in spec.outputs if is_per_key(spec, result)]
     return spec.weight is not None or any(late & variables(value) for value in taps)
+
+
+def _magnitude(score: Expr) -> float:
+    """A bound of |score| wherever it is not −inf or NaN; infinite where none is known."""
+    match score:
+        case Const(value=value):
+            return abs(float(value))
+        case Op(name="tanh" | "sigmoid" | "erf" | "sin" | "cos"):
+            return 1.0
+        case Op(name="select", args=(_, yes, no)):
+            return max((_magnitude(side) for side in (yes, no) if not _minus_infinity(side)), default=0.0)
+        case Op(name="cast", args=(value,)) if score.dtype.is_float and value.dtype.is_float:
+            return _magnitude(value)
+        case Op(name="mul", args=(left, right)):
+            return _magnitude(left) * _magnitude(right)
+        case Op(name="div", args=(value, Const(value=factor))) if factor != 0:
+            return _magnitude(value) / abs(float(factor))
+        case Op(name="add" | "sub", args=(left, right)):
+            return _magnitude(left) + _magnitude(right)
+        case Op(name="neg" | "abs", args=(value,)):
+            return _magnitude(value)
+        case _:
+            return math.inf
 
 
 def _weighs_nothing(spec: AttentionSpec) -> bool:
