@@ -32,7 +32,7 @@ class LoadError(ValueError):
 def load(path: Path) -> ir.Model:
     """The model at `path`, simplified; see the module docstring. Raises LoadError."""
     path = Path(path)
-    proto = _read(path)
+    proto = read_proto(path)
     try:
         _check(proto)
         _densify(proto)
@@ -51,9 +51,10 @@ def load(path: Path) -> ir.Model:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def read_proto(path: Path) -> onnx.ModelProto:
+    """What is in the file, as it is, external data left where they are. Raises LoadError."""
     if not path.is_file():
-        raise LoadError(f"{path}: there is no such file")
+        raise LoadError(f"{path}: {'a folder, not a model file' if path.is_dir() else 'there is no such file'}")
     with path.open("rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
             raise LoadError(f"{path}: this is a Git LFS pointer, not the model: run `git lfs pull`")
@@ -61,8 +62,10 @@ def _read(path: Path) -> onnx.ModelProto:
         proto = onnx.load(path, format="protobuf", load_external_data=False)
     except DecodeError as error:
         raise LoadError(f"{path}: not an ONNX model, or the file is cut short ({path.stat().st_size} bytes)") from error
-    if not proto.ir_version or not proto.HasField("graph") or not proto.graph.output:
+    if not proto.ir_version or not proto.HasField("graph"):
         raise LoadError(f"{path}: not an ONNX model, or the file is cut short ({path.stat().st_size} bytes): no graph")
+    if not proto.graph.output:
+        raise LoadError(f"{path}: its graph has no outputs, so that it computes nothing, or the file is cut short")
     return proto
 
 

@@ -9,7 +9,6 @@ kernel is found wrong is left out and reported.
 import os
 import platform
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -41,6 +40,7 @@ from runtime.kernels import KernelWriter, card_profile, kernel_writer
 from runtime.machine import machine_profile
 from runtime.options import CARDS, Options
 from runtime.page.assemble import finish, sketch
+from runtime.places import PlaceError, check_output, check_place, passing, reason
 from runtime.repair import Key, RepairError, Suspect, repair
 from runtime.report import FaultReport, MissReport, RegionReport, Report
 from runtime.repro import write_repro
@@ -135,13 +135,13 @@ class Build:
     @contextmanager
     def _staged(self) -> Generator[Path]:
         """The model and its library under passing names beside the output, where external weights can stay in place."""
-        staged = self.output.with_name(f".{self.output.stem}.{os.getpid()}.onnx")
+        staged = passing(self.output, os.getpid())
         with ExitStack() as undo:
-            for path in (staged, staged.with_suffix(".so"), staged.with_name(f"{staged.name}.data")):
+            for path in (staged.model, staged.library, staged.weights):
                 undo.callback(path.unlink, missing_ok=True)
-            shutil.copyfile(self.library, staged.with_suffix(".so"))
-            save(self.rewritten.model, staged)
-            yield staged
+            shutil.copyfile(self.library, staged.library)
+            save(self.rewritten.model, staged.model)
+            yield staged.model
 
 
 def optimize(
@@ -162,15 +162,15 @@ def optimize(
     to blame; then nothing is written. A model that is fused already is written as it is, with its library.
     """
     start = time.monotonic()
+    try:
+        check_output(output)
+    except PlaceError as error:
+        raise CompileError(str(error)) from error
     if options.cuda:
         try:
             load_nvrtc()
         except CudaError as error:
             raise CompileError(f"kernels for NVIDIA cards: {error} (or pip install 'tilefuse[cuda]')") from error
-    if output.suffix != ".onnx":
-        raise CompileError(f"{output}: the output must end in .onnx, the library goes beside it with .so")
-    if not output.parent.is_dir():
-        raise CompileError(f"{output.parent} is not a folder: make it first")
     kernels: dict[Spec, Kernel | str] = {}
     broken: dict[Key, str] = {}
 
@@ -183,11 +183,13 @@ def optimize(
         with Objects(lambda: find_toolchain(options.cache / "objects", options.compiler)) as objects:
             built, suspects = repair(build) if verify else (build(frozenset()), ())
         progress("writing")
-        _write(built.rewritten.model, built.library, output)
         suspects = (*suspects, *(Suspect(key, problem) for key, problem in broken.items()))
         faults = _faults(model, suspects, options, kernels, repros) if suspects else ()
-    except (LoadError, UnpadError, BuildError, OSError) as error:
+        _write(built.rewritten.model, built.library, output)
+    except (LoadError, UnpadError, BuildError) as error:
         raise CompileError(str(error)) from error
+    except OSError as error:
+        raise CompileError(f"{output} was not written: {reason(error)}") from error
     except RepairError as error:
         raise CompileError(f"the fused model differs from the original: {error}. Nothing was written") from error
     return _report(model, output, built.fused, built.rewritten, options, start, faults)
@@ -206,10 +208,10 @@ def explain(
     measured seconds by operator, fused and unfused, the report and the page have them too.
     """
     start = time.monotonic()
-    if page is not None and not page.parent.is_dir():
-        raise CompileError(f"{page.parent} is not a folder: make it first")
     texts: dict[str, str] = {}
     try:
+        if page is not None:
+            check_place(page)
         watch = None if page is None else texts.__setitem__
         fused = fuse(model, options, lambda stage: None, {}, frozenset(), watch, cubins=False)
         regions = [part.region for part in fused.parts]
@@ -227,8 +229,10 @@ def explain(
                 texts=texts,
                 target=machine_profile(options).target.name,
             )
-    except (LoadError, UnpadError, OSError) as error:
+    except (LoadError, UnpadError, PlaceError) as error:
         raise CompileError(str(error)) from error
+    except OSError as error:
+        raise CompileError(reason(error) if page is None else f"{page} was not written: {reason(error)}") from error
     return report
 
 
@@ -480,14 +484,12 @@ def _link(kernels: Sequence[Kernel], targets: tuple[Target, ...], objects: Objec
 
 def _write(model: ir.Model, library: Path, output: Path) -> None:
     """Put the library and the model in place."""
-    target = output.with_suffix(".so")
+    passed = passing(output, os.getpid()).library
     with ExitStack() as undo:
-        with tempfile.NamedTemporaryFile(dir=output.parent, suffix=".so", delete=False) as file:
-            undo.callback(Path(file.name).unlink, missing_ok=True)
-            file.write(library.read_bytes())
+        undo.callback(passed.unlink, missing_ok=True)
+        shutil.copyfile(library, passed)
         save(model, output)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, target)
+        os.replace(passed, output.with_suffix(".so"))
 
 
 def _report(

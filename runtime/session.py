@@ -67,6 +67,8 @@ def load(
     if not model.is_file():
         raise FileNotFoundError(f"{model}: no such model")
     if not library.is_file():
+        if not any(node.domain == DOMAIN for node in onnx.load(str(model), load_external_data=False).graph.node):
+            raise LoadError(f"{model}: not a fused model, it has no kernels: `tilefuse optimize` makes one of it")
         raise FileNotFoundError(
             f"{library}: the library with the kernels of {model.name} is missing. Run `tilefuse optimize` again, "
             f"or open the model with plain onnxruntime, which runs the function bodies (correct, but unfused)."

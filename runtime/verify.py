@@ -157,7 +157,7 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
     fused_model = onnx.load(str(fused), load_external_data=False)
     mask = padding_mask(fused_model)
     reference = _reference(original, model, mask)
-    session = load(fused)
+    session = _fused_session(fused, reference)
     changed = _interface_change(model, fused_model)
     if changed:
         return Verdict(False, (), (), mismatch=changed)
@@ -229,6 +229,16 @@ def _accused(
 ) -> tuple[list[RegionError], str | None]:
     accused, unseen = blame(fused, feeds, distinct=distinct)
     return accused, unmeasured or unseen
+
+
+def _fused_session(fused: Path, reference: "_Original") -> ort.InferenceSession:
+    """The fused model; VerifyError, with what ONNX Runtime says of the original, when it takes neither."""
+    try:
+        return load(fused)
+    except LOAD_ERRORS as error:
+        which = "the original" if reference.refusal else "the fused model"
+        said = reference.refusal or str(error).splitlines()[0]
+        raise VerifyError(f"ONNX Runtime does not load {which}: {said}") from error
 
 
 def _reference(original: Path, model: onnx.ModelProto, mask: str | None) -> "_Original":

@@ -1,7 +1,8 @@
 """The C compiler: found on this machine, or the one in the `ziglang` wheel, so that none has to be installed.
 
 Comes in: C text and flags. Goes out: objects and shared libraries in a content-addressed cache: a file's name is the
-hash of everything that went into it, so that a present file never has to be built again. Files appear whole.
+hash of everything that went into it, so that a present file never has to be built again. Files appear whole, and end
+in the digest of what stands before it, which no reader of ELF looks at: one that was damaged since is built again.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ COMMON = (
     "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized",  # gcc guesses, and differently at every version
 )  # fmt: skip
 GCC_ONLY = ("-fno-tree-loop-distribute-patterns",)  # a short fill must not become `rep stos`
+DIGEST = hashlib.sha256().digest_size
 LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread", "-ldl")
 
 
@@ -82,7 +84,7 @@ class Toolchain:
         headers = [path.read_bytes() for folder in source.include for path in sorted(folder.glob("*.h"))]
         key = self._key("object", source.text.encode(), *map(str.encode, source.flags), *headers)
         target = self.cache / f"{key}.o"
-        if not target.exists():
+        if not _is_sound(target):
             include = [f"-I{folder}" for folder in source.include]
             self._build(target, source.text, [*COMMON, *self.compiler.spelled(source.flags), *include, "-c"])
         return target
@@ -91,7 +93,7 @@ class Toolchain:
         """The shared library of objects from this cache."""
         key = self._key("library", *(path.name.encode() for path in objects), *map(str.encode, flags))
         target = self.cache / f"{key}.so"
-        if not target.exists():
+        if not _is_sound(target):
             self._run(target, [*map(str, objects), *flags, *LINK])
         return target
 
@@ -124,6 +126,10 @@ class Toolchain:
                 self._check_itself(partial)
                 raise BuildError(problem)
             with self._writing():
+                with open(partial, "rb+") as file:
+                    digest = hashlib.file_digest(file, "sha256").digest()
+                    file.seek(0, os.SEEK_END)
+                    file.write(digest)
                 os.replace(partial, target)
         finally:
             Path(partial).unlink(missing_ok=True)
@@ -159,6 +165,15 @@ class Toolchain:
             ) from error
 
 
+def _is_sound(path: Path) -> bool:
+    """Whether a file can be read and is what was written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(data[:-DIGEST]).digest() == data[-DIGEST:]
+
+
 def find_toolchain(cache_directory: Path, preferred: str | None = None) -> Toolchain:
     """The first of `preferred`, cc, gcc, clang and the ziglang wheel that runs. BuildError says what was looked for."""
     return Toolchain(find_compiler(preferred), cache_directory)
@@ -182,5 +197,6 @@ def find_compiler(preferred: str | None = None) -> Compiler:
 def _version(command: tuple[str, ...]) -> str:
     result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     if result.returncode:
-        raise BuildError(f"{' '.join(command)} --version failed: {result.stderr.strip()}")
+        said = result.stderr.strip() or f"status {result.returncode} and no word; is it a C compiler?"
+        raise BuildError(f"{' '.join(command)} --version failed: {said}")
     return result.stdout

@@ -5,18 +5,21 @@ status is 0 on success, 1 when the answer is no (a bad model, a failed verdict, 
 """
 
 import json
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import onnx
 import typer
-from google.protobuf.message import DecodeError
 from rich.console import Console
 
+from fuser.load import read_proto
 from runtime import inputs as model_inputs
 from runtime.bench import bench
 from runtime.bench_regions import bench_regions, read_timings
@@ -59,6 +62,14 @@ app = typer.Typer(
 
 class CommandError(Exception):
     """A file that a command was given cannot be used; the message says which and why."""
+
+
+class Interrupted(BaseException):
+    """A signal asks to stop. What holds passing files removes them on the way out; nothing takes it for a fault."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of a table.")]
@@ -107,7 +118,7 @@ def optimize_command(
     as_json: Json = False,
 ) -> None:
     """Fuse a model and write it with its library of kernels beside it."""
-    feeds = _read_inputs(inputs, _read_model(model))
+    feeds = _read_inputs(inputs, read_proto(model))
     with Console(stderr=True).status("optimising") as status:
         report = optimize(
             model,
@@ -144,7 +155,7 @@ def explain_command(
     as_json: Json = False,
 ) -> None:
     """Say what would be fused, what not, and why; the model is not touched."""
-    _read_model(model)
+    read_proto(model)
     with Console(stderr=True).status("looking for regions"):
         report = explain(
             model,
@@ -166,8 +177,8 @@ def verify_command(
     as_json: Json = False,
 ) -> None:
     """Run both models on the same inputs and compare every output."""
-    feeds = _read_inputs(inputs, _read_model(original))
-    _read_model(fused)
+    feeds = _read_inputs(inputs, read_proto(original))
+    read_proto(fused)
     with Console(stderr=True).status("comparing"):
         verdict = verify(original, fused, inputs=feeds)
     if as_json:
@@ -191,8 +202,8 @@ def bench_command(
     as_json: Json = False,
 ) -> None:
     """Time both models, one run of each in turn, and print medians and their ratio."""
-    feeds = _read_inputs(inputs, _read_model(original))
-    _read_model(fused)
+    feeds = _read_inputs(inputs, read_proto(original))
+    read_proto(fused)
     threads = threads if threads is not None else Options.from_environment().threads
     with Console(stderr=True).status("measuring"):
         result = None if per_region else bench(fused, original, inputs=feeds, threads=threads, seconds=seconds or 5.0)
@@ -259,7 +270,7 @@ def tune_command(
         return
     if dim:
         raise typer.BadParameter("--dim is for Python files; sizes of a model's symbolic dims are --size")
-    _read_model(model)
+    read_proto(model)
     with Console(stderr=True).status("tuning") as status:
         found = tune(
             model,
@@ -375,11 +386,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OptionsError as error:
         _fail(error)
     try:
-        app(args=arguments, prog_name="tilefuse")
+        with _signals_raise():
+            app(args=arguments, prog_name="tilefuse")
+    except Interrupted as stop:
+        print(f"stopped by {signal.Signals(stop.number).name}", file=sys.stderr)
+        sys.exit(128 + stop.number)
     except Exception as error:
         if debug:
             raise
         _fail(error)
+
+
+@contextmanager
+def _signals_raise() -> Generator[None]:
+    """Inside, SIGINT and SIGTERM raise `Interrupted`, unless whoever started the process had them ignored."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise Interrupted(number)
+
+    signals = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, stop)) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -390,19 +421,6 @@ def _fail(error: Exception) -> NoReturn:
 
 def _print_json(value: object) -> None:
     print(json.dumps(value))
-
-
-def _read_model(path: Path) -> onnx.ModelProto:
-    """The model at `path`, its external data left where they are."""
-    if not path.is_file():
-        raise CommandError(f"{path}: no such file")
-    try:
-        model = onnx.load_model(path, load_external_data=False)
-    except DecodeError as error:
-        raise CommandError(f"{path}: not an ONNX model") from error
-    if not model.HasField("graph"):
-        raise CommandError(f"{path}: not an ONNX model, it has no graph")
-    return model
 
 
 def _read_inputs(path: Path | None, model: onnx.ModelProto) -> Arrays | None:

@@ -31,14 +31,14 @@ def print_report(console: Console, report: Report) -> None:
     if report.regions:
         cards = ", with kernels for NVIDIA cards" if any(one.target == "cuda" for one in report.regions) else ""
         table = Table(title=f"fused regions{cards}", title_justify="left")
-        table.add_column("times", justify="right")
-        table.add_column("kind")
-        table.add_column("label", overflow="fold")
-        table.add_column("nodes", justify="right")
-        table.add_column("operator", no_wrap=True)
+        table.add_column("times", justify="right", no_wrap=True)
+        table.add_column("kind", no_wrap=True)
+        table.add_column("label", overflow="fold", ratio=1)
+        table.add_column("nodes", justify="right", no_wrap=True)
+        table.add_column("operator", overflow="fold")
         counted = Counter((region.kind, region.label, len(region.nodes), region.op) for region in report.regions)
         for (kind, label, nodes, op), times in counted.items():
-            table.add_row(str(times), kind, escape(label), str(nodes), op)
+            table.add_row(str(times), kind, escape(_short(label)), str(nodes), op)
         console.print(table)
     rounded = sum(region.byte_block > 0 for region in report.regions)
     if rounded:
@@ -54,6 +54,12 @@ def print_report(console: Console, report: Report) -> None:
             console.print("  run again with --save-repro DIR and send us what it writes", markup=False)
     console.print(f"{report.nodes_before} nodes became {report.nodes_after} in {report.seconds:.1f} s")
     _print_files(console, report)
+
+
+def _short(label: str) -> str:
+    """Operators that a label repeats, once, with how often: a table has little room."""
+    counted = Counter(label.split(" + "))
+    return " + ".join(name if times == 1 else f"{times} {name}" for name, times in counted.items())
 
 
 def _print_files(console: Console, report: Report) -> None:
@@ -101,7 +107,8 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
         table.add_column(heading, overflow="fold")
     for output in verdict.outputs:
         table.add_row(escape(output.name), f"{output.max_abs:.3g}", f"{output.max_rel:.3g}")
-    console.print(table)
+    if verdict.outputs:
+        console.print(table)
     for cost in verdict.costs:
         console.print(
             f"rounded operands cost {cost.name}: {cost.drift:.2e} of its root mean square, cosine {cost.cosine:.6f}",
@@ -194,6 +201,9 @@ def print_cards(console: Console, cards: Mapping[str, GpuProfile]) -> None:
 
 def print_tuned(console: Console, kernels: Sequence[TunedKernel]) -> None:
     """What each distinct kernel takes as recommended and as tuned, by the sizes of its symbolic dims."""
+    if not kernels:
+        console.print("nothing to tune: the model has no regions to fuse, or is fused already; tune the original")
+        return
     table = Table(title="tuned kernels", title_justify="left")
     for column in ("times", "kind", "label", "sizes", "recommended µs", "best µs", "extents"):
         table.add_column(column, overflow="fold")

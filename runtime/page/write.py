@@ -6,8 +6,8 @@ everything that came from a model is data in the page, never markup or script.
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +47,11 @@ def write_page(
         ("/*SCRIPT*/", (HERE / "page.js").read_text(encoding="utf-8")),
     ):
         page = page.replace(mark, text, 1)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".html", encoding="utf-8", delete=False) as file:
-        file.write(page)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    passing = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with ExitStack() as undo:
+        undo.callback(passing.unlink, missing_ok=True)
+        passing.write_text(page, encoding="utf-8")
+        os.replace(passing, path)
 
 
 def _embedded(data: object) -> str:

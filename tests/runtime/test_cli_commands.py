@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,7 +306,12 @@ def test_a_missing_or_broken_model_is_one_line(run: Run, tmp_path: Path, model: 
     broken.write_bytes(b"\xff" * 50)
     empty = tmp_path / "empty.onnx"
     empty.write_bytes(b"")
-    for path, reason in ((tmp_path / "none.onnx", "no such file"), (broken, "not an ONNX model"), (empty, "no graph")):
+    for path, reason in (
+        (tmp_path / "none.onnx", "no such file"),
+        (broken, "cut short (50 bytes)"),
+        (empty, "no graph"),
+        (tmp_path, "a folder, not a model file"),
+    ):
         for command in (
             ("optimize", path, "-o", tmp_path / "out.onnx"),
             ("explain", path, "--json"),
@@ -318,6 +326,45 @@ def test_a_missing_or_broken_model_is_one_line(run: Run, tmp_path: Path, model: 
             assert lines[-1].startswith(f"error: {path}: ")
             assert reason in lines[-1]
             assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_in_one_line(
+    number: signal.Signals, run: Run, replace: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on the way out is cleaned up, and the handlers of the caller are there again."""
+    before, cleaned = signal.getsignal(number), []
+
+    def interrupted(*_: Any, **named: Any) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except Exception:  # noqa: BLE001 - as broad as those on the way
+            pytest.fail("a signal was taken for a fault")
+        finally:
+            cleaned.append(True)
+
+    monkeypatch.setattr(app, "optimize", interrupted)
+    outcome = run("optimize", model, "-o", model.with_name("out.onnx"))
+    assert (outcome.status, outcome.out) == (128 + number, "")
+    assert outcome.err.splitlines()[-1] == f"stopped by {number.name}"
+    assert cleaned == [True]
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("signals", [(), (signal.SIGINT,)])
+def test_a_signal_that_is_ignored_stays_ignored(signals: tuple[int, ...], run: Run, replace: Any, model: Path) -> None:
+    """A shell has what it starts in the background ignore SIGINT."""
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in signals]
+    seen = []
+    replace("explain", REPORT)
+    try:
+        assert run("explain", model).status == 0
+        seen = [signal.getsignal(number) for number in signals]
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert seen == [signal.SIG_IGN] * len(signals)
 
 
 def test_an_error_is_one_line_and_debug_shows_where(
@@ -380,4 +427,4 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "runtime.cli", "explain", "nowhere.onnx"], capture_output=True, text=True, check=False
     )
     assert (finished.returncode, finished.stdout) == (1, "")
-    assert finished.stderr == "error: nowhere.onnx: no such file\n"
+    assert finished.stderr == "error: nowhere.onnx: there is no such file\n"

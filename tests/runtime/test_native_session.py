@@ -183,6 +183,14 @@ def test_missing_model_and_missing_library_are_told_apart(sampler: Path, tmp_pat
         load(sampler)
 
 
+def test_a_model_without_fused_nodes_is_no_fused_model(tmp_path: Path) -> None:
+    """Nobody is sent to look for a library that never was."""
+    onnx.save(onnx.parser.parse_model('<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) '
+                                      "{ y = Relu(x) }"), tmp_path / "plain.onnx")  # fmt: skip
+    with pytest.raises(LoadError, match=r"plain\.onnx: not a fused model, it has no kernels: `tilefuse optimize`"):
+        load(tmp_path / "plain.onnx")
+
+
 def test_thread_counts_below_one_are_refused(sampler: Path) -> None:
     with pytest.raises(ValueError, match="threads is 0, expected at least 1"):
         load(sampler, threads=0)

@@ -11,7 +11,7 @@ from onnx import numpy_helper, parser
 
 from models import recurrences
 from models.graph import GraphWriter, write
-from runtime.compile import optimize
+from runtime.compile import CompileError, optimize
 from runtime.inputs import InputError
 from runtime.options import Options
 from runtime.verify import blame, verify
@@ -111,6 +111,17 @@ def test_missing_files_are_named(tmp_path: Path, library: Path) -> None:
     (tmp_path / "fused.so").unlink()
     with pytest.raises(FileNotFoundError, match=r"fused\.so"):
         verify(original, fused)
+
+
+def test_a_model_that_onnxruntime_refuses_is_the_original_s_fault(tmp_path: Path) -> None:
+    """No passing file is named, and nothing is left."""
+    text = '<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { y = NoSuchOperator(x) }'
+    original = write(parser.parse_model(text), tmp_path / "odd.onnx")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CompileError, match=r"does not load the original: .*NoSuchOperator.*--no-verify") as caught:
+        optimize(original, tmp_path / "out.onnx", options=Options.from_environment(), progress=lambda stage: None)
+    assert ".out." not in str(caught.value)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_sizes_that_only_onnxruntime_takes_are_not_compared(tmp_path: Path) -> None:

@@ -44,6 +44,10 @@ def test_a_compiler_that_says_no_version_is_one_error(tmp_path: Path) -> None:
     path.chmod(0o755)
     with pytest.raises(BuildError, match="deadcc --version failed: cannot load"):
         find_compiler(str(path))
+    path.write_text("#!/bin/sh\nexit 3\n")
+    find_compiler.cache_clear()
+    with pytest.raises(BuildError, match="deadcc --version failed: status 3 and no word; is it a C compiler"):
+        find_compiler(str(path))
 
 
 def test_a_compiler_that_vanishes_is_one_error(tmp_path: Path) -> None:
@@ -97,6 +101,21 @@ def test_what_is_in_a_cache_needs_no_writing(tmp_path: Path) -> None:
     before = tmp_path.stat().st_mtime_ns
     assert build(toolchain) == path
     assert tmp_path.stat().st_mtime_ns == before
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF", None], ids=["emptied", "cut short", "one byte changed"])
+def test_what_was_damaged_in_a_cache_is_built_again(damage: bytes | None, tmp_path: Path) -> None:
+    """A damaged library would end the process that loads it."""
+    toolchain = find_toolchain(tmp_path)
+    made = build(toolchain)
+    paths = (made, toolchain.library([made]))
+    whole = [path.read_bytes() for path in paths]
+    for path, data in zip(paths, whole, strict=True):
+        path.write_bytes(bytes([*data[:100], data[100] ^ 1, *data[101:]]) if damage is None else damage)
+    assert toolchain.library([build(toolchain)]) == paths[1]
+    assert ctypes.CDLL(str(paths[1]))
+    assert [len(path.read_bytes()) for path in paths] == [len(data) for data in whole]
 
 
 @pytest.mark.cpu
