@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fuser.element import ZERO, Index, LiftError, attribute, content_of, dtype_of, shape_of
+from fuser.element import ONE, ZERO, Index, LiftError, attribute, content_of, dtype_of, shape_of
 from fuser.lift import Inliner, rule_of
 from fuser.region import name_of
 from fuser.shapes import Shapes
@@ -182,7 +182,7 @@ class _Ends:
     def _read(self, value: ir.Value) -> tuple[Expr, Expr, Expr]:
         """An element of `value`, without roundings to 16 bits, and those of the two ends that it should be made of."""
         shape = shape_of(self.whole, self.shapes)
-        index = tuple(Var(f"i{axis}", extent=dim) for axis, dim in enumerate(shape))
+        index = tuple(ZERO if dim == ONE else Var(f"i{axis}", extent=dim) for axis, dim in enumerate(shape))
         kept = len(shape_of(self.row, self.shapes)) == len(shape)
         row = tuple(
             ZERO if axis in self.axes else part for axis, part in enumerate(index) if kept or axis not in self.axes

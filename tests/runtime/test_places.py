@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -46,10 +47,9 @@ def folder_library(tmp_path: Path) -> Path:
     ids=["suffix", "no folder", "model", "library", "not writable"],
 )
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
-    place: object, words: str, model: Path, tmp_path: Path
+    place: Callable[[Path], Path], words: str, model: Path, tmp_path: Path
 ) -> None:
-    assert callable(place)
-    output, before = place(tmp_path), None
+    output = place(tmp_path)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(CompileError, match=words):
         optimize(model, output, options=Options(cache=tmp_path / "cache"), progress=lambda stage: pytest.fail(stage))
@@ -76,7 +76,7 @@ def test_only_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     ]
     for path in (*old, *kept):
         path.touch()
-        os.utime(path, (time.time() - OLD,) * 2)
+        os.utime(path, (time.time() - OLD, time.time() - OLD))
     os.utime(kept[0])
     check_output(output)
     assert sorted(tmp_path.iterdir()) == sorted(kept)
