@@ -17,6 +17,11 @@ function make(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value);
   }
+  if (element.classList.contains("link")) { // also for those who have no mouse
+    element.tabIndex = 0;
+    element.setAttribute("role", element.tagName === "TR" ? "row" : "link");
+    element.addEventListener("keydown", (event) => { if (event.key === "Enter") element.click(); });
+  }
   element.append(...children.filter((child) => child !== null));
   return element;
 }
@@ -268,6 +273,51 @@ function find(name) {
   for (const graph of graphs) graph.show(graph.named(name));
 }
 
+// -- the search -------------------------------------------------------------------------------------------------------
+
+const FOUND = 200; // that are listed
+
+// What is written under a box or beside it, in small letters: operator, name, region and the values that it makes.
+const texts = new Map();
+function textsOf(graph) {
+  if (!texts.has(graph)) {
+    const made = graph.data.boxes.map(() => []);
+    for (const [source, , value] of graph.data.edges) made[source].push(value);
+    texts.set(graph, graph.data.boxes.map(([, , , label, name, , region], index) =>
+      [label, name, ...made[index], region === null ? "" : `${region} ${report.regions[region].op}`].join("\n").toLowerCase()));
+  }
+  return texts.get(graph);
+}
+
+function search(words) {
+  const wanted = words.trim().toLowerCase();
+  if (!wanted) return go("");
+  history.replaceState(null, "", location.pathname + location.search);
+  const [first, second] = graphs.map((graph) => textsOf(graph).flatMap((text, index) => (text.includes(wanted) ? [index] : [])));
+  graphs[0].show(first);
+  graphs[1].show(second);
+  const lines = [...first.map((index) => [graphs[0], index]), ...second.filter((index) => !graphs[0].named(graphs[1].data.boxes[index][4]).length).map((index) => [graphs[1], index])];
+  fill(
+    make("h2", {}, lines.length === 1 ? "1 found" : `${lines.length} found`),
+    lines.length ? null : make("p", { class: "soft" }, "No operator, node, value or region has that in its name."),
+    make("ul", { class: "plain found" }, ...lines.slice(0, FOUND).map(([graph, index]) => {
+      const [, , , label, name, , region] = graph.data.boxes[index];
+      const where = region === null ? "" : ` – region ${region}`;
+      return make("li", { class: `link ${region === null ? "" : kindOf(report.regions[region].kind)}`, onclick: () => {
+        choose(graph, index);
+        for (const other of graphs) other.show(other === graph ? [index] : region === null ? other.named(name) : other.inRegion(region));
+      } }, region === null ? null : make("i", { class: "dot" }), make("b", {}, label), ` ${name}`, make("span", { class: "soft" }, where));
+    })),
+    lines.length > FOUND ? make("p", { class: "soft" }, `and ${lines.length - FOUND} more`) : null);
+}
+
+// To the next region (or the one before), from the one that is shown.
+function step(by) {
+  const [, number] = /^#region-(\d+)$/.exec(location.hash) ?? [];
+  const count = report.regions.length;
+  if (count) go(`region-${((number === undefined ? (by > 0 ? -1 : count) : Number(number)) + by + count) % count}`);
+}
+
 function missCard(miss, index) {
   return make("div", { class: "card link miss-card", onclick: () => go(`miss-${index}`) },
     make("b", {}, `${miss.kind}: ${miss.op} ${miss.node}`), miss.reason);
@@ -345,6 +395,23 @@ for (const graph of graphs) {
 }
 window.addEventListener("resize", () => graphs.forEach((graph) => graph.scale(graph.zoom)));
 window.addEventListener("hashchange", () => route());
-window.addEventListener("keydown", (event) => { if (event.key === "Escape") go(""); });
+const field = byId("search");
+field.addEventListener("input", () => search(field.value));
+field.addEventListener("keydown", (event) => {
+  if (event.key === "Enter") byId("details").querySelector(".found .link")?.click();
+});
+window.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") {
+    field.value = "";
+    field.blur();
+    go("");
+  }
+  if (event.target === field || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    field.focus();
+    field.select();
+  } else if (event.key === "n" || event.key === "p") step(event.key === "n" ? 1 : -1);
+});
 route();
 document.documentElement.dataset.ready = "true";

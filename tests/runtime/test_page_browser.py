@@ -94,6 +94,37 @@ def test_misses_say_why_and_lead_to_their_node_and_names_are_text(browser: Brows
     assert page.locator("img").count() == 0
 
 
+def test_names_are_searched_and_regions_stepped_through_without_a_mouse(
+    browser: Browser, encoder: tuple[Path, Report]
+) -> None:
+    path, report = encoder
+    page = opened(browser, path)
+    details, found = page.locator("#details"), page.locator("#details .found .link")
+    page.keyboard.press("/")
+    page.keyboard.type("SOFTMAX")
+    expect(found).to_have_count(1)
+    expect(details).to_contain_text("1 found")
+    expect(page.locator("#before .box.chosen text")).to_have_text("Softmax")
+    expect(page.locator("#before .box.chosen")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    attention = [region.kind for region in report.regions].index("attention")
+    expect(details).to_contain_text(report.regions[attention].op)
+    expect(page.locator("#after .box.chosen")).to_have_count(1)
+    page.keyboard.press("/")
+    page.keyboard.type("no such <b>name")
+    expect(details).to_contain_text("0 found")
+    page.keyboard.press("Escape")
+    expect(page.locator("#search")).to_have_value("")
+    expect(details.locator("tr.link")).to_have_count(len(report.regions))
+    for key, number in (("n", 0), ("n", 1), ("p", 0), ("p", len(report.regions) - 1)):
+        page.keyboard.press(key)
+        expect(details.locator("h2")).to_have_text(f"region {number}: {report.regions[number].kind}")
+    page.keyboard.press("Escape")
+    details.locator("tr.link").first.focus()
+    page.keyboard.press("Enter")
+    expect(details.locator("h2")).to_have_text(f"region 0: {report.regions[0].kind}")
+
+
 def test_two_thousand_nodes_are_drawn_in_seconds(
     browser: Browser, encoder: tuple[Path, Report], tmp_path: Path
 ) -> None:
@@ -111,6 +142,13 @@ def test_two_thousand_nodes_are_drawn_in_seconds(
     expect(page.locator("#before .stub")).to_have_count(len(far))
     page.evaluate(f"location.hash = '#region-{last - 1}'")
     expect(page.locator("#after .box.chosen").first).to_be_in_viewport()
+    start = time.monotonic()
+    page.locator("#search").fill("node_1999")
+    expect(page.locator("#before .box.chosen")).to_be_in_viewport()
+    page.locator("#search").fill("node")
+    expect(page.locator("#details .found .link")).to_have_count(200)
+    expect(page.locator("#details")).to_contain_text("1800 more")
+    assert time.monotonic() - start < 10
 
 
 def test_measured_times_stand_beside_the_predicted_ones(
