@@ -56,6 +56,14 @@ class RegionTiming:
         }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Values:
+    """Inputs of regions, and their dims as ONNX Runtime knows them when it loads the model: a number, or a name."""
+
+    arrays: Mapping[str, Array]
+    dims: Mapping[str, tuple[int | str, ...]]
+
+
 def read_timings(path: Path) -> dict[str, tuple[float, float]]:
     """Seconds by operator, fused and unfused, from the JSON of `bench --per-region --json`.
 
@@ -89,9 +97,10 @@ def bench_regions(
     nodes = [node for node in model.graph.node if node.domain == DOMAIN]
     feeds = feeds_for(original, inputs, threads)
     values = _values(model, fused, nodes, feeds, threads)
+    shapes = {name: value.shape for name, value in values.arrays.items()}
     groups: dict[tuple[str, tuple[tuple[int, ...], ...]], list[onnx.NodeProto]] = {}
     for node in nodes:
-        groups.setdefault((node.op_type, tuple(values[name].shape for name in node.input if name)), []).append(node)
+        groups.setdefault((node.op_type, tuple(shapes[name] for name in node.input if name)), []).append(node)
     return tuple(_time(model, fused, group, values, threads, seconds) for group in groups.values())
 
 
@@ -101,7 +110,7 @@ def _values(
     nodes: Sequence[onnx.NodeProto],
     feeds: Mapping[str, Array],
     threads: int | None,
-) -> dict[str, Array]:
+) -> "_Values":
     """What the fused model computes for every input of the regions; initializers as they are."""
     known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer} | dict(feeds)
     wanted = sorted({name for node in nodes for name in node.input if name} - set(known))
@@ -112,7 +121,12 @@ def _values(
     with tempfile.TemporaryDirectory() as folder:
         session = _session(probe, fused.with_suffix(".so"), Path(folder), threads)
         found = session.run(wanted, dict(feeds)) if wanted else []
-    return known | dict(zip(wanted, (np.asarray(value) for value in found), strict=True))
+    arrays = known | dict(zip(wanted, (np.asarray(value) for value in found), strict=True))
+    dims = {
+        value.name: tuple(dim or f"{value.name}_{axis}" for axis, dim in enumerate(value.shape))
+        for value in (*session.get_inputs(), *session.get_outputs())
+    }
+    return _Values(arrays, dims)
 
 
 def _session(model: onnx.ModelProto, library: Path, folder: Path, threads: int | None) -> ort.InferenceSession:
@@ -126,14 +140,16 @@ def _time(
     model: onnx.ModelProto,
     fused: Path,
     group: Sequence[onnx.NodeProto],
-    values: Mapping[str, Array],
+    values: _Values,
     threads: int | None,
     seconds: float,
 ) -> RegionTiming:
     node = group[0]
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    feeds = {name: values[name] for name in node.input if name and name not in constants}
-    part = _part(model, node, feeds, [constants[name] for name in dict.fromkeys(node.input) if name in constants])
+    feeds = {name: values.arrays[name] for name in node.input if name and name not in constants}
+    part = _part(
+        model, node, feeds, values.dims, [constants[name] for name in dict.fromkeys(node.input) if name in constants]
+    )
     with tempfile.TemporaryDirectory() as folder:
         kernel = _session(part, fused.with_suffix(".so"), Path(folder), threads)
         body = default_session(Path(folder) / "part.onnx", threads)
@@ -154,11 +170,19 @@ def _time(
 
 
 def _part(
-    model: onnx.ModelProto, node: onnx.NodeProto, feeds: Mapping[str, Array], weights: Sequence[onnx.TensorProto]
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    feeds: Mapping[str, Array],
+    dims: Mapping[str, tuple[int | str, ...]],
+    weights: Sequence[onnx.TensorProto],
 ) -> onnx.ModelProto:
-    """A model of one fused node: its weights as initializers, everything else as inputs."""
+    """A model of one fused node: its weights as initializers, everything else as inputs.
+
+    Dims are numbers only where the model fixes them: ONNX Runtime would compute what hangs on dims alone, such as a
+    mask by position, when it loads the model, and not when that runs.
+    """
     inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), dims[name])
         for name, value in feeds.items()
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output]

@@ -1,14 +1,19 @@
 """`bench` on hand-written kernels: both models are timed, in turns, on inputs that fit."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import verify_models
 
+from models.graph import GraphWriter, write
 from runtime.bench import BenchResult, Timing, bench
 from runtime.bench_regions import bench_regions
+from runtime.compile import optimize
 from runtime.inputs import InputError
+from runtime.options import Options
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +57,25 @@ def test_ratio_above_one_means_the_fused_model_is_faster() -> None:
     result = BenchResult(Timing(2.0, 1.5, 10), Timing(3.0, 2.5, 8), 2, {})
     assert result.ratio == 1.5
     assert str(result) == "fused 2 ms, original 3 ms, 1.50 times as fast (medians of 10 and 8 runs)"
+
+
+@pytest.mark.cpu
+def test_what_hangs_on_dims_alone_is_not_computed_before_it_is_timed(tmp_path: Path) -> None:
+    """A table of distances that reads nothing but the length of its input: its nodes take their time, too."""
+    graph = GraphWriter(18)
+    x = graph.input("x", np.float32, (1, "length"))
+    places = graph.op("Range", graph.constant(0), graph.op("Squeeze", graph.op("Shape", x, start=1)), graph.constant(1))
+    away = graph.op("Sub", graph.op("Unsqueeze", places, graph.constant([1])), places)
+    far = graph.op("Exp", graph.op("Cos", graph.op("Sin", graph.op("Cast", away, to=1))))
+    graph.op("Add", far, x, out="y")
+    graph.output("y", np.float32, ("length", "length"))
+    original, fused = write(graph.finish(), tmp_path / "model.onnx"), tmp_path / "fused.onnx"
+    options = replace(Options.from_environment(), fuse_all=True)
+    optimize(original, fused, options=options, progress=lambda stage: None, verify=False)
+    (timing,) = bench_regions(fused, original, inputs={"x": np.zeros((1, 2000), np.float32)}, threads=1, seconds=0.05)
+    table, started = np.ones((2000, 2000), np.float32), time.perf_counter()
+    np.add(table, table)
+    assert timing.unfused_us > 3e6 * (time.perf_counter() - started), "no more than the addition was timed"
 
 
 @pytest.mark.cpu
