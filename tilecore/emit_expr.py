@@ -30,6 +30,8 @@ BITS = {"bitand": "&", "bitor": "|", "bitxor": "^"}
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 LIBM = {"sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "log", "log2", "tanh", "erf", "pow"}
 POLYNOMIAL = 15  # instructions of exp, tanh, erf and the like
+TURNED = 2 * POLYNOMIAL  # of sin and cos, which are two of these
+ONE_BY_ONE = 240  # instructions in the time that libm takes for the lanes of a vector
 SCALAR_F32 = {"exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid", "min", "max", "sign", "rsqrt"}  # `name_f32_s`
 
 
@@ -403,6 +405,11 @@ def instruction_count(expr: Expr) -> int:
 
 def instructions_of(operation: Op) -> int:
     """Vector instructions of one operation, its operands apart."""
+    exact = {"min", "max", "sign", "sqrt", "floor", "ceil", "rsqrt"}
+    if (operation.name in (LIBM | {"sigmoid"}) - exact and operation.dtype is DType.F64) or operation.name == "pow":
+        return ONE_BY_ONE
+    if operation.name in ("sin", "cos"):
+        return TURNED
     return POLYNOMIAL if operation.name in SCALAR_F32 - {"min", "max", "sign"} else 1
 
 

@@ -73,9 +73,12 @@ def test_what_hangs_on_dims_alone_is_not_computed_before_it_is_timed(tmp_path: P
     options = replace(Options.from_environment(), fuse_all=True)
     optimize(original, fused, options=options, progress=lambda stage: None, verify=False)
     (timing,) = bench_regions(fused, original, inputs={"x": np.zeros((1, 2000), np.float32)}, threads=1, seconds=0.05)
-    table, started = np.ones((2000, 2000), np.float32), time.perf_counter()
-    np.add(table, table)
-    assert timing.unfused_us > 3e6 * (time.perf_counter() - started), "no more than the addition was timed"
+    table, adding = np.ones((2000, 2000), np.float32), list[float]()
+    for _ in range(9):
+        start = time.perf_counter()
+        np.add(table, table)
+        adding.append(time.perf_counter() - start)
+    assert timing.unfused_us > 3e6 * min(adding), "no more than the addition was timed"
 
 
 @pytest.mark.cpu

@@ -106,6 +106,22 @@ def test_functions_of_floats(dtype: str, object_cache: Path) -> None:
         np.testing.assert_allclose(row, oracle(*wide), rtol=3 * ROUNDING[dtype], atol=ROUNDING[dtype], err_msg=name)
 
 
+def test_sine_and_cosine_are_right_to_the_last_digit_far_from_zero(object_cache: Path) -> None:
+    """Vectors up to 8192 by polynomials, beyond it by libm; both in one call."""
+    near, far = RNG.uniform(-8192, 8192, 40 * COUNT), RNG.uniform(-1e6, 1e6, 2 * COUNT)
+    multiples = np.arange(-40 * COUNT, 40 * COUNT) * (np.pi / 2)  # where one of them is next to nothing
+    x = np.concatenate([near, far, multiples, [8192.0, -8192.0, 0.0, -0.0]]).astype(np.float32)
+    x.resize(-(-x.size // COUNT) * COUNT)
+    kernel = tilecore.compile(
+        table([lambda x, y: T.sin(x), lambda x, y: T.cos(x)], "float32", "float32"), out_idx=-1, cache=object_cache
+    )
+    for part in x.reshape(-1, COUNT):
+        wide = part.astype(np.float64)
+        np.testing.assert_allclose(kernel(part, part), [np.sin(wide), np.cos(wide)], rtol=2e-7, atol=1e-14)
+    zeros = np.full(COUNT, -0.0, np.float32)
+    assert np.signbit(kernel(zeros, zeros)[0]).all()
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_what_is_no_number_in_functions_of_floats(dtype: str, object_cache: Path) -> None:
     x = np.resize(np.array([np.nan, np.inf, -np.inf, 0.0, 1.0]), COUNT).astype(FLOATS[dtype])

@@ -327,8 +327,32 @@ TILE_INLINE double scalar_rsqrt(double x) { return 1 / sqrt(x); }
 TILE_INLINE double scalar_sigmoid(double x) { return 1 / (1 + exp(-x)); }
 TILE_INLINE double scalar_max(double a, double b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 TILE_INLINE double scalar_min(double a, double b) { return a != a ? a : b != b ? b : a < b ? a : b; }
-TILE_UNARY(sin_f32, f32v, sinf)
-TILE_UNARY(cos_f32, f32v, cosf)
+/* sin(x + turn * pi/2): x - n * pi/2 in three steps, each one multiply-add, then Cephes' polynomials for up to pi/4. */
+TILE_INLINE f32v sin_turned_f32(f32v x, int turn) {
+    f32v n = round_f32v(x * 0.636619772f);
+    f32v r = x - n * 1.57079637f;
+    r = r - n * -4.37113883e-8f;
+    r = r - n * -1.71512451e-15f;
+    i32v quarter = __builtin_convertvector(n, i32v) + turn;
+    f32v z = r * r, s = splat_f32(-1.9515295891e-4f), c = splat_f32(2.443315711809948e-5f);
+    s = s * z + 8.3321608736e-3f;
+    s = s * z + -1.6666654611e-1f;
+    s = s * (z * r) + r;
+    c = c * z + -1.388731625493765e-3f;
+    c = c * z + 4.166664568298827e-2f;
+    c = c * (z * z) + z * -0.5f + 1.0f;
+    f32v y = select_f32((quarter & 1) != 0, c, s);
+    return (f32v)((i32v)y ^ ((quarter & 2) << 30));
+}
+TILE_INLINE int is_far_f32(f32v x) { /* whether some lane is too large for three steps, or no number */
+    int far = 0;
+    for (int i = 0; i < TILE_LANES; i++) far |= !(fabsf(x[i]) <= 8192.0f);
+    return far;
+}
+TILE_UNARY(far_sin_f32, f32v, sinf)
+TILE_UNARY(far_cos_f32, f32v, cosf)
+TILE_INLINE f32v sin_f32(f32v x) { return is_far_f32(x) ? far_sin_f32(x) : select_f32(x == 0, x, sin_turned_f32(x, 0)); }
+TILE_INLINE f32v cos_f32(f32v x) { return is_far_f32(x) ? far_cos_f32(x) : sin_turned_f32(x, 1); }
 TILE_BINARY(pow_f32, f32v, powf)
 TILE_UNARY(abs_f64, f64v, fabs)
 TILE_UNARY(sign_f64, f64v, scalar_sign)
