@@ -1,7 +1,7 @@
 """Judges whether two results of one computation differ by rounding alone.
 
 In: what the original gives, what the candidate gives, and (where it could be had) the same in double precision. Out:
-the errors and the verdict of one output.
+the errors and the verdict of one output. `interface_change` compares what two models take and give.
 
 The allowance of an element has two parts. The first is the original's own rounding error, measured against double
 precision, the largest of the element's row or column, times NOISE_FACTOR: a result may be somewhat further from the
@@ -32,12 +32,14 @@ original is allowed (see `drift_of`), never less than one level's share of the r
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 Array = npt.NDArray[Any]
 
@@ -357,3 +359,24 @@ def _place(weights: Array) -> tuple[int, ...]:
 
 def _at(place: tuple[int, ...]) -> str:
     return f"element [{', '.join(map(str, place))}]"
+
+
+def interface_change(original: onnx.ModelProto, fused: onnx.ModelProto) -> str | None:
+    """What differs in the names, order or types of inputs and outputs."""
+    for kind, before, after in (
+        ("inputs", _interface(original, original.graph.input), _interface(fused, fused.graph.input)),
+        ("outputs", _interface(original, original.graph.output), _interface(fused, fused.graph.output)),
+    ):
+        if before != after:
+            return f"the fused model's {kind} are {after}, the original's {before}"
+    return None
+
+
+def _interface(model: onnx.ModelProto, values: Iterable[onnx.ValueInfoProto]) -> list[tuple[str, str]]:
+    """Names and element types, in order; initializers that old models list as inputs are left out."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return [
+        (value.name, onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type))
+        for value in values
+        if value.name not in constants
+    ]

@@ -41,6 +41,7 @@ from runtime.compare import (
     compare_signal,
     cost_of,
     drift_of,
+    interface_change,
     is_rounding,
 )
 from runtime.oracle import (
@@ -158,7 +159,7 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
     mask = padding_mask(fused_model)
     reference = _reference(original, model, mask)
     session = _fused_session(fused, reference)
-    changed = _interface_change(model, fused_model)
+    changed = interface_change(model, fused_model)
     if changed:
         return Verdict(False, (), (), mismatch=changed)
     quantized, narrow, costly = quantizes(model), is_narrow(fused_model), is_narrow(fused_model) or permits(model)
@@ -418,27 +419,6 @@ def _cases(
 
 def _describe(sizes: Mapping[str, int], flag: bool | None) -> str:
     return model_inputs.describe(sizes) + ("" if flag is None else f", flags {str(flag).lower()}")
-
-
-def _interface_change(original: onnx.ModelProto, fused: onnx.ModelProto) -> str | None:
-    """What differs in the names, order or types of inputs and outputs."""
-    for kind, before, after in (
-        ("inputs", _interface(original, original.graph.input), _interface(fused, fused.graph.input)),
-        ("outputs", _interface(original, original.graph.output), _interface(fused, fused.graph.output)),
-    ):
-        if before != after:
-            return f"the fused model's {kind} are {after}, the original's {before}"
-    return None
-
-
-def _interface(model: onnx.ModelProto, values: Iterable[onnx.ValueInfoProto]) -> list[tuple[str, str]]:
-    """Names and element types, in order; initializers that old models list as inputs are left out."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    return [
-        (value.name, onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type))
-        for value in values
-        if value.name not in constants
-    ]
 
 
 @dataclass(frozen=True)
