@@ -1,4 +1,4 @@
-/* FusedGolden_97558dbf9775: attention for x86-64-v3 */
+/* FusedGolden_39e010062d3f: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -71,14 +71,14 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             for (; j16 + 8 <= 64; j16 += 8) {
                 const f32v v25 = load_f32(input0 + t24 + j16);
                 const f32v v26 = v25 * splat_f32(0x1.0000000000000p-3f);
-                store_f32(s_q + t27 + j16, v26); // attention.py:40
+                store_f32(s_q + t27 + j16, v26); // attention.py:41
             }
         }
         for (int64_t row_28 = 0; row_28 < t14; row_28 += 1) {
             int64_t j29 = 0;
             const int64_t t30 = row_28 * 64;
             for (; j29 < 64; j29 += 8) {
-                store_f32(s_o + t30 + j29, splat_f32(0x0.0p+0f)); // attention.py:41
+                store_f32(s_o + t30 + j29, splat_f32(0x0.0p+0f)); // attention.py:42
             }
             s_top[row_28] = -INFINITY; // online_softmax.py:35
             const int32_t t31 = -INFINITY == -INFINITY;
@@ -127,12 +127,12 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             const int64_t t66 = min_i64(32, t65);
             if (!once_k[n_59]) {
                 once_k[n_59] = 1;
-                pack_transposed_f32(input0 + t62, 384, s_k + t63, 1024, t66, 64); // attention.py:50
+                pack_transposed_f32(input0 + t62, 384, s_k + t63, 1024, t66, 64); // attention.py:51
             }
             const int64_t t67 = t54 + t64;
             const int64_t t68 = t67 + 24;
             const int64_t t69 = min_i64(t66, t68);
-            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t63, 1024, s_s + 0, 32, t14, t69, 64, 1); // attention.py:51
+            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t63, 1024, s_s + 0, 32, t14, t69, 64, 1); // attention.py:52
             for (int64_t row_70 = 0; row_70 < t14; row_70 += 1) {
                 f32v acc71 = splat_f32(-INFINITY);
                 f32v acc72 = splat_f32(-INFINITY);
@@ -249,12 +249,12 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                         const int64_t t147 = t145 + t146;
                         for (; j135 + 8 <= 16; j135 += 8) {
                             const f32v v143 = load_f32(input0 + t142 + j135);
-                            store_f32(s_v + t147 + j135, v143); // attention.py:58
+                            store_f32(s_v + t147 + j135, v143); // attention.py:59
                         }
                     }
                 }
             }
-            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t63, 512, s_o + 0, 64, t14, 64, t69, 0); // attention.py:59
+            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t63, 512, s_o + 0, 64, t14, 64, t69, 0); // attention.py:60
         }
         const int64_t t158 = t48 + t50;
         for (int64_t row_148 = 0; row_148 < t14; row_148 += 1) {
@@ -268,7 +268,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const f32v v155 = splat_f32(t154);
                 const f32v v156 = v153 / v155;
                 const f32v v157 = select_f32(v151, splat_f32(0x0.0p+0f), v156);
-                store_f32(output0 + t160 + j149, v157); // attention.py:66
+                store_f32(output0 + t160 + j149, v157); // attention.py:69
             }
         }
     }
@@ -322,7 +322,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_97558dbf9775_x86_64_v3 = {
-    "FusedGolden_97558dbf9775", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_39e010062d3f_x86_64_v3 = {
+    "FusedGolden_39e010062d3f", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -64,13 +64,22 @@ def test_attention_with_each_mask(mask: str, block_m: int, block_n: int, toolcha
 
 
 @pytest.mark.parametrize(
-    "poison", ["query-nan", "query-inf", "query-minus", "key-nan", "key-inf", "key-minus", "value-nan"]
+    "poison", ["query-nan", "query-inf", "query-minus", "key-nan", "key-inf", "key-minus", "value-nan", "value-inf"]
 )
 @pytest.mark.parametrize("guard", [False, True])
 def test_attention_carries_nan_and_inf_as_softmax_does(poison: str, guard: bool, toolchain: Toolchain) -> None:
-    mask = "none" if poison.startswith("value") else "padding"  # a row without weight does not look at its values
-    form = AttentionForm(mask=mask, poison=poison, guard=guard, batch=1, heads=1, queries=9, keys=21)
+    form = AttentionForm(mask="padding", poison=poison, guard=guard, batch=1, heads=1, queries=9, keys=21)
     compare(attention_case(form, np.random.default_rng(2)), toolchain, block_m=4, block_n=8)
+
+
+@pytest.mark.parametrize("query", [3, None])
+def test_a_guarded_row_of_nan_sums_no_weight_of_values(query: int | None, toolchain: Toolchain) -> None:
+    """0 · NaN of one column of V is NaN in every row whose weights the guard made 0, and in no other column of it."""
+    form = AttentionForm(mask="none", guard=True, batch=1, heads=1, queries=9, keys=21)
+    case = attention_case(form, np.random.default_rng(7))
+    case.arrays["xq"][..., slice(None) if query is None else query, :] = np.nan
+    case.arrays["xv"][:, :, 5, 0] = np.inf
+    compare(case, toolchain, block_m=4, block_n=8)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])

@@ -48,8 +48,11 @@ def test_attention_carries_nan_and_inf_as_softmax_does(poison: str, mask: str, g
 
 
 @pytest.mark.parametrize("poison", ["value-nan", "value-inf"])
-def test_attention_carries_nan_and_inf_of_values(poison: str) -> None:
-    compare(attention_case(AttentionForm(poison=poison), np.random.default_rng(3)), block_m=4, block_n=3)
+@pytest.mark.parametrize("mask", ["none", "padding"])
+@pytest.mark.parametrize("guard", [False, True])
+def test_attention_carries_nan_and_inf_of_values(poison: str, mask: str, guard: bool) -> None:
+    form = AttentionForm(mask=mask, guard=guard, poison=poison, heads=1)
+    compare(attention_case(form, np.random.default_rng(3)), block_m=4, block_n=3)
 
 
 @pytest.mark.parametrize("guard", [False, True])

@@ -5,6 +5,7 @@ from typing import Any
 
 from tilecore import language as T
 from tilecore.language import Handle, Value
+from tilecore.library.guard import restore_unweighted
 from tilecore.library.online_softmax import running_softmax
 from tilecore.library.per_key import keep_scores, key_reductions
 from tilecore.library.score import Score
@@ -59,6 +60,8 @@ def attention(
             T.gemm(p, v, o)
         if split > 1:
             softmax.join(o)
+        if score.guards(V):
+            restore_unweighted(o, softmax.total, lambda n, tile: T.copy(V[b, h, n * block_n, 0], tile), v, (first, last))
         for C, result in score.finals(outputs):
             with T.If(part == 0):
                 for i, e in T.Parallel(block_m, E):

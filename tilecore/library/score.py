@@ -45,10 +45,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The program of the spec, with its sink and its outputs."""
+    """The program of the spec, with its sink and its outputs.
+
+    A guarded row without weights is Σ 0 · V, which is NaN where V is not finite; not `exact`, it is 0.
+    """
 
     spec: AttentionSpec
     bounds: tuple[Bound, ...]
+    exact: bool = True
 
     @property
     def queries(self) -> Operand:
@@ -135,9 +139,15 @@ class Score:
         return T.if_then_else((total > 0.0), value, 0.0) if self.spec.nan_guard else value
 
     def finish(self, weighted: Value, total: Value, keys: Operand) -> Value:
-        """The output of a row: NaN, or 0 with the guard, where nothing weighs; 0 where there are no keys at all."""
-        value = self.share(weighted, total)
+        """The output of a row: NaN, or with the guard Σ 0 · V, where nothing weighs; 0 where there are no keys at all."""
+        value = weighted / total
+        if self.spec.nan_guard:
+            value = T.if_then_else(total > 0.0, value, weighted if self.exact else 0.0)
         return value if isinstance(keys, int) and keys > 0 else T.if_then_else(keys == 0, 0.0, value)
+
+    def guards(self, values: Handle) -> bool:
+        """Whether rows with NaN weights are sums of 0 · V, which is NaN where `values` may not be finite."""
+        return self.spec.nan_guard and self.exact and values.dtype.is_float
 
     def key_tiles(self, m: Value, block_m: Operand, block_n: Operand, keys: Operand) -> tuple[Operand, Operand]:
         """First and last (exclusive) key tile that query tile `m` needs."""
