@@ -126,6 +126,9 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
   fragment top: f32[4]
   fragment total: f32[4]
   fragment rescale: f32[4]
+  shared values: f32[8, 5]
+  fragment unweighted: f32[5]
+  fragment worst: f32[1]
   grid m < ((Q + 3) // 4), h < 2, b < B
     copy q = Q[b, h, (m * 4) : +4, 0 : +4]
     fill o = f32(0.0)
@@ -150,8 +153,18 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
         o[i5, e] = (o[i5, e] * rescale[i5])
       copy v = V[b, h, (n * 8) : +8, 0 : +5]
       gemm o += s · v
-    parallel i6 < 4, e1 < 5
-      out[b, h, (i6 + (m * 4)), e1] = select((K == 0), f32(0.0), select((total[i6] > f32(0.0)), (o[i6, e1] / total[i6]), f32(0.0)))
+    reduce worst = max(total, axis=0)
+    if isnan(worst[0])
+      fill unweighted = f32(0.0)
+      for n1 in 0 .. ((min(K, ((m * 4) + 4)) + 7) // 8) serial
+        copy values = V[b, h, (n1 * 8) : +8, 0 : +5]
+        parallel j2 < 8, e1 < 5
+          values[j2, e1] = (values[j2, e1] * f32(0.0))
+        reduce unweighted with= sum(values, axis=0)
+      parallel i6 < 4, e2 < 5
+        o[i6, e2] = select(isnan(total[i6]), unweighted[e2], o[i6, e2])
+    parallel i7 < 4, e3 < 5
+      out[b, h, (i7 + (m * 4)), e3] = select((K == 0), f32(0.0), select((total[i7] > f32(0.0)), (o[i7, e3] / total[i7]), o[i7, e3]))
 """  # noqa: E501 -- one statement a line
 
 

@@ -25,6 +25,14 @@ def test_no_kernel_touches_memory_that_it_does_not_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
+def test_kernels_of_any_x86_processor_build_without_a_warning(name: str, tmp_path: Path) -> None:
+    target = target_named(name)
+    build(tmp_path, compiled(target), target, ("gcc",), (*PLAIN, *HARMLESS, *target.flags, "-O0"))
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(QEMU is None, reason="needs qemu-aarch64-static, of the package qemu-user-static")
 def test_kernels_for_neon_run_on_an_emulated_processor(tmp_path: Path) -> None:
     target = target_named("aarch64")

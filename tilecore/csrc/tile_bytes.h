@@ -324,7 +324,7 @@ static inline void add_shifts(int32_t* c, int64_t ldc, int64_t rows, int64_t pan
         if (tall) TILE_TMM("tilestored %%tmm2, (%0,%1,1)", TILE_SUM_AT(16, 0));                                        \
         if (tall && wide) TILE_TMM("tilestored %%tmm3, (%0,%1,1)", TILE_SUM_AT(16, 1));                                \
     }                                                                                                                  \
-    static __attribute__((noinline, target("amx-int8"))) int64_t tiles_##NAME(                                         \
+    static __attribute__((noinline, unused, target("amx-int8"))) int64_t tiles_##NAME(                                 \
         const uint8_t* a, int64_t row, const ELEMENT* b, int64_t panel, int32_t* c, int64_t ldc, int64_t rows,         \
         int64_t panels, int64_t depth, int clear) {                                                                    \
         static int8_t known; /* 0: not asked yet */                                                                    \

@@ -61,7 +61,7 @@ def attention(
         if split > 1:
             softmax.join(o)
         if score.guards(V):
-            restore_unweighted(o, softmax.total, lambda n, tile: T.copy(V[b, h, n * block_n, 0], tile), v, (first, last))
+            restore_unweighted(o, softmax.total, lambda n, to: T.copy(V[b, h, n * block_n, 0], to), v, (first, last))
         for C, result in score.finals(outputs):
             with T.If(part == 0):
                 for i, e in T.Parallel(block_m, E):

@@ -10,7 +10,7 @@ from tilecore.value import Operand
 def restore_unweighted(
     o: Handle, total: Handle, load: Callable[[Value, Handle], None], like: Handle, tiles: tuple[Operand, Operand]
 ) -> None:
-    """Make rows of `o` whose sum of weights is NaN Σ 0 · V: `load` brings a tile of V, which is as `like`, for n in tiles.
+    """Make rows of `o` whose sum of weights is NaN Σ 0 · V: `load` brings a tile of V, as `like`, for n in tiles.
 
     Tiles without such a row, which is nearly all, only look for one.
     """

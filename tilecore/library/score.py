@@ -139,7 +139,7 @@ class Score:
         return T.if_then_else((total > 0.0), value, 0.0) if self.spec.nan_guard else value
 
     def finish(self, weighted: Value, total: Value, keys: Operand) -> Value:
-        """The output of a row: NaN, or with the guard Σ 0 · V, where nothing weighs; 0 where there are no keys at all."""
+        """The output of a row: NaN, with the guard Σ 0 · V, where nothing weighs; 0 where there are no keys at all."""
         value = weighted / total
         if self.spec.nan_guard:
             value = T.if_then_else(total > 0.0, value, weighted if self.exact else 0.0)
