@@ -220,11 +220,6 @@ class _Ragged:
                 kept[name] = self.cuts.load(self.tables.shown, (self.first + place,))
                 marks.add(name)
                 return const(True) if node.dtype is DType.BOOL else name
-            match node:
-                case Op(name="mul", args=(left, right), dtype=DType.I64) if left in marks and right in marks:
-                    marks.add(node)  # a mask of 32 bits or less
-                case _:
-                    pass
             if _is_order(node, axes):
                 name = Var(f"kept{len(kept)}", DType.BOOL)
                 kept[name] = node

@@ -133,9 +133,9 @@ def biased() -> onnx.ModelProto:
     return e.finish(e.merged(e.attended(e.g.op("Add", e.scores(), bias))))
 
 
-def masked_twice() -> onnx.ModelProto:
+def masked_twice(mask_type: type = np.int64) -> onnx.ModelProto:
     """Queries and keys are masked, and weights again after the softmax."""
-    e = Encoder()
+    e = Encoder(mask_type)
     pairs = e.g.op("Mul", e.wide(), e.g.op("Unsqueeze", e.mask, e.g.constant([1, 3])))
     seen = e.g.op("Cast", pairs, to=onnx.TensorProto.BOOL)
     shown = e.g.op("Where", seen, e.scores(), e.g.constant(np.finfo(np.float32).min))
@@ -227,11 +227,21 @@ def test_each_spelling_is_ragged_and_right(spelling: str, tmp_path: Path) -> Non
     for region in attentions:
         assert "ragged" in region.label, region.label
         assert isinstance(region.spec, AttentionSpec)
-        assert region.spec.weight is None
+        assert (region.spec.weight is None) == (spelling != "masked_twice")  # products of elements may be 0
         for view in (region.spec.q, region.spec.k, region.spec.v):
             assert not any("ScatterND" in load.source.name for load in loads(view.value))
     for mask in MASKS.values():
         check_regions(found, feeds_for(model, np.array(mask)))
+
+
+@pytest.mark.parametrize(("mask_type", "large"), [(np.int64, 2**32), (np.int32, 2**16)])
+def test_a_product_of_two_elements_that_wraps_to_0_hides_the_pair(mask_type: type, large: int, tmp_path: Path) -> None:
+    """Neither token is padding, but what the graph multiplies of them is 0."""
+    model = masked_twice(mask_type)
+    found = unpadded(model, tmp_path)
+    (region,) = found.of("attention")
+    assert "ragged" in region.label
+    check_regions(found, feeds_for(model, np.array([[large, 1, 0, large, 2], [1, large, 1, 1, 0]])))
 
 
 def test_order_is_told_by_tokens_and_distance_by_places(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cuda_specs import (
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Load, Sym, Var, cast
+from tilecore.contract.expr import Load, Sym, Var, cast, const
 from tilecore.contract.spec import Place, Result, Spec, Step, View
 from tilecore.cuda.compile import CudaSource, candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
@@ -31,7 +31,7 @@ from tilecore.cuda.nvrtc import load_nvrtc, read_report
 from tilecore.cuda.profile import H100
 from tilecore.cuda.recommend import choices
 from tilecore.cuda.reshape import heads_as_queries
-from tilecore.cuda.scales import keep_scale
+from tilecore.cuda.scales import keep_scale, unscaled
 from tilecore.interpret import interpret
 from tilecore.library import kernel_for
 from tilecore.trace import trace
@@ -214,6 +214,27 @@ def test_what_scores_take_on_comes_in_tiles_beside_them(form: AttentionForm, slo
     if slots == 1:  # the number of the others' slot tells its phase
         assert "barrier_wait(full_bias_tile + 8 * 0, slot);" in source.text
         assert "barrier_wait(empty_bias_tile + 8 * 0, slot ^ 1);" in source.text
+
+
+def test_tiles_beside_scores_that_have_no_room_are_left_out_and_that_is_said() -> None:
+    spec = attention_spec(AttentionForm(1, 2, 512, 512, 128, program="bias"))
+    (choice, *_) = candidates(spec, H100)
+    staged, plain = (
+        generate(spec, choice, label="Kernel", profile=replace(H100, shared_bytes=room)) for room in (232448, 210000)
+    )
+    assert "bias_data" in plain.text
+    assert "bias_data" not in staged.text
+    assert staged.why.endswith("; bias_tile by tensor copies")
+    assert re.search(
+        r"; read by element, since with bias_tile: \d+ bytes of shared memory, .* bias_tile: 32768 bytes", plain.why
+    )
+
+
+def test_factors_are_those_of_float32_alone() -> None:
+    for dtype in (F32, F16, DType.I32):
+        element = Load(tensor("x", dtype, 4), (Var("i"),))
+        value = element * const(6, dtype) / const(2, dtype)
+        assert unscaled(value) == ((element, 3.0) if dtype is F32 else (value, 1.0))
 
 
 def test_tiles_beside_scores_are_in_registers_before_those_are_done() -> None:

@@ -44,6 +44,7 @@ from tilecore.contract.spec import (
 )
 from tilecore.cuda.decoding import decoding_of
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.scales import unscaled
 from tilecore.cuda.values import HALVES
 
 SIZES = "sizes"
@@ -137,15 +138,7 @@ def _with_plain_operands(spec: AttentionSpec | ContractionSpec) -> AttentionSpec
 
 def _unscaled(view: View) -> tuple[View, float]:
     """(the view without its constant factor, that factor)."""
-    value, factor = view.value, 1.0
-    while isinstance(value, Op) and value.dtype is DType.F32:
-        match value:
-            case Op(name="mul", args=(inner, Const(value=c)) | (Const(value=c), inner)):
-                value, factor = inner, factor * float(c)
-            case Op(name="div", args=(inner, Const(value=c))) if c != 0:
-                value, factor = inner, factor / float(c)
-            case _:
-                break
+    value, factor = unscaled(view.value)
     if factor == 0.0 or not math.isfinite(factor):
         return _narrow(view), 1.0
     return _narrow(replace(view, value=value)), factor

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tilecore.compile import Dump
 from tilecore.contract.spec import AttentionSpec, ScanSpec, Spec, Tensor, check
@@ -16,7 +16,7 @@ from tilecore.cuda.beside import stage_elements
 from tilecore.cuda.emit_cuda import emit_cuda
 from tilecore.cuda.emit_rows import emit_rows
 from tilecore.cuda.emit_warps import emit_warps
-from tilecore.cuda.errors import CudaError
+from tilecore.cuda.errors import CudaError, NoCandidateError
 from tilecore.cuda.kernel import KernelPlan, plan_kernel
 from tilecore.cuda.linear import linear_kernel
 from tilecore.cuda.nvrtc import Cubin, build_cubin
@@ -29,6 +29,7 @@ from tilecore.cuda.values import RESERVED
 from tilecore.cuda.views import inline_views
 from tilecore.cuda.warp_choices import warp_choices
 from tilecore.cuda.warps import plan_warps
+from tilecore.errors import TileError
 from tilecore.ir import Program
 from tilecore.library import kernel_for
 from tilecore.printer import print_program
@@ -36,6 +37,7 @@ from tilecore.trace import trace
 from tilecore.verify import verify
 
 PLACEHOLDER = "KERNEL_NAME"
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +92,21 @@ def compile_tiles(
 def _first_built(
     found: Iterable[Choice], source: Callable[[Choice], CudaSource], cache_directory: Path, dump: Dump | None
 ) -> CudaKernel:
-    refused: list[str] = []
+    kernel = first_made(found, lambda choice: build(source(choice), cache_directory))
+    if dump is not None:
+        dump_stages(kernel, dump)
+    return kernel
+
+
+def first_made(found: Iterable[Choice], make: Callable[[Choice], Made]) -> Made:
+    """What `make` gives for the first choice that it takes. NoCandidateError says why it took none."""
+    refused: dict[str, str] = {}
     for choice in found:
         try:
-            kernel = build(source(choice), cache_directory)
+            return make(choice)
         except CudaError as error:
-            refused.append(f"{dict(choice.config)}, {choice.stages} stages: {error}")
-            continue
-        if dump is not None:
-            dump_stages(kernel, dump)
-        return kernel
-    raise CudaError("\n".join(refused))
+            refused[f"{dict(choice.config)}, {choice.stages} stages, {choice.why}"] = str(error)
+    raise NoCandidateError(refused)
 
 
 def dump_stages(kernel: CudaKernel, dump: Dump) -> None:
@@ -153,7 +159,10 @@ def write(spec: Spec, choice: Choice, *, label: str, profile: GpuProfile = H100)
         function, operands = kernel_for(spec)
         if isinstance(spec, AttentionSpec):  # no second loop over V for rows that a guard made 0
             operands["score"] = replace(operands["score"], exact=False)
-    return generate_tiles(function, operands, choice, label=label, profile=profile, inputs=spec.inputs)
+    try:
+        return generate_tiles(function, operands, choice, label=label, profile=profile, inputs=spec.inputs)
+    except TileError as error:  # of a kernel that the user did not write
+        raise CudaError(f"the kernel is refused: {error.message}") from error
 
 
 def generate_tiles(
@@ -164,9 +173,11 @@ def generate_tiles(
     program = trace(function, inputs=inputs, operands=operands, extents=choice.config, reserved=RESERVED)
     program = keep_scale(inline_views(program))
     verify(program)
+    why = choice.why
     if has_products(program):
         if profile.warpgroups:
-            plan = _planned(program, choice, profile)
+            plan, more = _planned(program, choice, profile)
+            why += more
             text = emit_cuda(plan, PLACEHOLDER)
         else:
             roles = infer_roles(program, strips=choice.strips)
@@ -176,23 +187,26 @@ def generate_tiles(
         plan = plan_rows(program, profile, threads=choice.threads)
         text = emit_rows(plan, PLACEHOLDER)
     name = f"{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return CudaSource(name, plan, text.replace(PLACEHOLDER, name), choice.why)
+    return CudaSource(name, plan, text.replace(PLACEHOLDER, name), why)
 
 
-def _planned(program: Program, choice: Choice, profile: GpuProfile) -> KernelPlan:
-    """The plan with tiles of what is read by element, or, where there is no room for them, without."""
+def _planned(program: Program, choice: Choice, profile: GpuProfile) -> tuple[KernelPlan, str]:
+    """The plan with tiles of what is read by element, or, where there is no room for them, without, and what is to be
+    said of that.
+    """
 
     def plan(one: Program) -> KernelPlan:
         roles = infer_roles(one, strips=choice.strips)
         return plan_kernel(roles, profile, stages=choice.stages, overlap=choice.overlap, blocks=choice.blocks)
 
     staged = stage_elements(program)
-    if staged != program:
-        try:
-            return plan(staged)
-        except CudaError:  # what is said of the program as it came says more
-            pass
-    return plan(program)
+    if staged == program:
+        return plan(program), ""
+    tiles = ", ".join(buffer.name for buffer in staged.buffers[len(program.buffers) :])
+    try:
+        return plan(staged), f"; {tiles} by tensor copies"
+    except CudaError as error:
+        return plan(program), f"; read by element, since with {tiles}: {error}"
 
 
 def build(source: CudaSource, cache_directory: Path) -> CudaKernel:

@@ -14,13 +14,13 @@ from tilecore.compile import Dump
 from tilecore.contract.expr import Const, Expr, Sym, binary, const
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec, check, outputs_of
 from tilecore.cuda.adapt import Adapted, adaptations
-from tilecore.cuda.compile import CudaKernel, CudaSource, build, candidates, dump_stages, write
+from tilecore.cuda.compile import CudaKernel, CudaSource, build, candidates, dump_stages, first_made, write
 from tilecore.cuda.emit_launch import Launch, Signature, check_maps, emit_launch
-from tilecore.cuda.errors import CudaError
+from tilecore.cuda.errors import CudaError, NoCandidateError
 from tilecore.cuda.profile import H100, GpuProfile
+from tilecore.cuda.recommend import Choice
 from tilecore.cuda.reshape import single_query
 from tilecore.emit_host import symbol_order
-from tilecore.errors import TileError
 
 PLACEHOLDER = "REGION_NAME"
 FEW = 16  # rows of a product that are a matter of reading its weights
@@ -122,14 +122,13 @@ def _made(
     spec: Spec, profile: GpuProfile, label: str, make: Callable[[CudaSource], Made], *, rows: int | None = None
 ) -> Made:
     """What `make` gives for the best candidate that it takes. CudaError with the reason of the best one."""
-    reasons: list[str] = []
-    for choice in candidates(spec, profile, rows=rows):
-        try:
-            source = write(spec, choice, label=label, profile=profile)
-            check_maps(source.plan)
-            return make(source)
-        except CudaError as error:
-            reasons.append(str(error))
-        except TileError as error:
-            reasons.append(f"the kernel is refused: {error.message}")
-    raise CudaError(reasons[0] if reasons else "no tile extents suit it")
+
+    def made(choice: Choice) -> Made:
+        source = write(spec, choice, label=label, profile=profile)
+        check_maps(source.plan)
+        return make(source)
+
+    try:
+        return first_made(candidates(spec, profile, rows=rows), made)
+    except NoCandidateError as error:
+        raise CudaError(error.reasons[0]) from error

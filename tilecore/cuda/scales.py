@@ -26,6 +26,20 @@ def keep_scale(program: Program) -> Program:
     return program
 
 
+def unscaled(value: Expr) -> tuple[Expr, float]:
+    """(x, c) of x · c in f32: integers wrap and divide otherwise, and 16-bit floats round, where factors move."""
+    factor = 1.0
+    while isinstance(value, Op) and value.dtype is DType.F32:
+        match value:
+            case Op(name="mul", args=(inner, Const(value=c)) | (Const(value=c), inner)):
+                value, factor = inner, factor * float(c)
+            case Op(name="div", args=(inner, Const(value=c))) if c != 0:
+                value, factor = inner, factor / float(c)
+            case _:
+                break
+    return value, factor
+
+
 def _factor(value: Expr) -> float | None:
     """c > 0 where `value` is x · c, with −inf where masks say so."""
     match value:
