@@ -1,4 +1,4 @@
-/* FusedGolden_39e010062d3f: attention for x86-64-v3 */
+/* FusedGolden_737ead7789bf: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -28,9 +28,9 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     at += (3072);
     float* restrict s_o = (float*)at;
     at += (6144);
-    float* restrict s_top = (float*)at;
-    at += (128);
     float* restrict s_total = (float*)at;
+    at += (128);
+    float* restrict s_top = (float*)at;
     at += (128);
     float* restrict s_rescale = (float*)at;
     at += (128);
@@ -71,22 +71,22 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             for (; j16 + 8 <= 64; j16 += 8) {
                 const f32v v25 = load_f32(input0 + t24 + j16);
                 const f32v v26 = v25 * splat_f32(0x1.0000000000000p-3f);
-                store_f32(s_q + t27 + j16, v26); // attention.py:41
+                store_f32(s_q + t27 + j16, v26); // attention.py:36
             }
         }
         for (int64_t row_28 = 0; row_28 < t14; row_28 += 1) {
             int64_t j29 = 0;
             const int64_t t30 = row_28 * 64;
             for (; j29 < 64; j29 += 8) {
-                store_f32(s_o + t30 + j29, splat_f32(0x0.0p+0f)); // attention.py:42
+                store_f32(s_o + t30 + j29, splat_f32(0x0.0p+0f)); // attention.py:37
             }
-            s_top[row_28] = -INFINITY; // online_softmax.py:35
+            s_top[row_28] = -INFINITY; // attention.py:39
             const int32_t t31 = -INFINITY == -INFINITY;
             const float t32 = t31 ? 0x0.0p+0f : s_top[row_28];
             const float t33 = -INFINITY - t32;
             const float t34 = t33 * 0x1.7154760000000p+0f;
             const float t35 = exp2_f32_s(t34);
-            s_total[row_28] = t35; // online_softmax.py:37
+            s_total[row_28] = t35; // attention.py:40
         }
         const int64_t t36 = t13 + -24;
         const int64_t t37 = min_i64(24, t36);
@@ -127,12 +127,12 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             const int64_t t66 = min_i64(32, t65);
             if (!once_k[n_59]) {
                 once_k[n_59] = 1;
-                pack_transposed_f32(input0 + t62, 384, s_k + t63, 1024, t66, 64); // attention.py:51
+                pack_transposed_f32(input0 + t62, 384, s_k + t63, 1024, t66, 64); // attention.py:43
             }
             const int64_t t67 = t54 + t64;
             const int64_t t68 = t67 + 24;
             const int64_t t69 = min_i64(t66, t68);
-            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t63, 1024, s_s + 0, 32, t14, t69, 64, 1); // attention.py:52
+            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t63, 1024, s_s + 0, 32, t14, t69, 64, 1); // attention.py:44
             for (int64_t row_70 = 0; row_70 < t14; row_70 += 1) {
                 f32v acc71 = splat_f32(-INFINITY);
                 f32v acc72 = splat_f32(-INFINITY);
@@ -146,56 +146,56 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                     const i32v v81 = lanes_below(t80 - j75);
                     const f32v v83 = select_f32(v81, load_masked_f32(s_s + t82 + j75, v81), splat_f32(-INFINITY));
                     const f32v v84 = v83;
-                    store_f32(s_s + t82 + j75, v84); // online_softmax.py:42
-                    acc71 = fmax_f32(acc71, v84); // online_softmax.py:82
+                    store_f32(s_s + t82 + j75, v84); // attention.py:49
+                    acc71 = fmax_f32(acc71, v84); // attention.py:51
                     const int64_t j76 = j75 + 8;
                     const i32v v85 = lanes_below(t80 - j76);
                     const f32v v86 = select_f32(v85, load_masked_f32(s_s + t82 + j76, v85), splat_f32(-INFINITY));
                     const f32v v87 = v86;
-                    store_f32(s_s + t82 + j76, v87); // online_softmax.py:42
-                    acc72 = fmax_f32(acc72, v87); // online_softmax.py:82
+                    store_f32(s_s + t82 + j76, v87); // attention.py:49
+                    acc72 = fmax_f32(acc72, v87); // attention.py:51
                     const int64_t j77 = j75 + 16;
                     const i32v v88 = lanes_below(t80 - j77);
                     const f32v v89 = select_f32(v88, load_masked_f32(s_s + t82 + j77, v88), splat_f32(-INFINITY));
                     const f32v v90 = v89;
-                    store_f32(s_s + t82 + j77, v90); // online_softmax.py:42
-                    acc73 = fmax_f32(acc73, v90); // online_softmax.py:82
+                    store_f32(s_s + t82 + j77, v90); // attention.py:49
+                    acc73 = fmax_f32(acc73, v90); // attention.py:51
                     const int64_t j78 = j75 + 24;
                     const i32v v91 = lanes_below(t80 - j78);
                     const f32v v92 = select_f32(v91, load_masked_f32(s_s + t82 + j78, v91), splat_f32(-INFINITY));
                     const f32v v93 = v92;
-                    store_f32(s_s + t82 + j78, v93); // online_softmax.py:42
-                    acc74 = fmax_f32(acc74, v93); // online_softmax.py:82
+                    store_f32(s_s + t82 + j78, v93); // attention.py:49
+                    acc74 = fmax_f32(acc74, v93); // attention.py:51
                 }
                 for (; j75 + 8 <= t69; j75 += 8) {
                     const i32v v94 = lanes_below(t80 - j75);
                     const f32v v95 = select_f32(v94, load_masked_f32(s_s + t82 + j75, v94), splat_f32(-INFINITY));
                     const f32v v96 = v95;
-                    store_f32(s_s + t82 + j75, v96); // online_softmax.py:42
-                    acc71 = fmax_f32(acc71, v96); // online_softmax.py:82
+                    store_f32(s_s + t82 + j75, v96); // attention.py:49
+                    acc71 = fmax_f32(acc71, v96); // attention.py:51
                 }
                 if (j75 < t69) {
                     const i32v m97 = lanes_below(t69 - j75);
                     const i32v v98 = lanes_below(t80 - j75);
                     const f32v v99 = select_f32(v98, load_masked_f32(s_s + t82 + j75, v98), splat_f32(-INFINITY));
                     const f32v v100 = v99;
-                    store_masked_f32(s_s + t82 + j75, m97, v100); // online_softmax.py:42
-                    acc71 = fmax_f32(acc71, select_f32(m97, v100, splat_f32(-INFINITY))); // online_softmax.py:82
+                    store_masked_f32(s_s + t82 + j75, m97, v100); // attention.py:49
+                    acc71 = fmax_f32(acc71, select_f32(m97, v100, splat_f32(-INFINITY))); // attention.py:51
                 }
-                const float fmax_101 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc71, acc72), acc73), acc74)); // online_softmax.py:82
+                const float fmax_101 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc71, acc72), acc73), acc74)); // attention.py:51
                 const float t102 = s_top[row_70];
-                s_rescale[row_70] = t102; // online_softmax.py:81
+                s_rescale[row_70] = t102; // online_softmax.py:17
                 const float t103 = max_f32_s(t102, fmax_101);
-                s_top[row_70] = t103; // online_softmax.py:82
+                s_top[row_70] = t103; // attention.py:51
                 const int32_t t104 = t103 == -INFINITY;
                 const float t105 = t104 ? 0x0.0p+0f : s_top[row_70];
                 const float t106 = t102 - t105;
                 const float t107 = t106 * 0x1.7154760000000p+0f;
                 const float t108 = exp2_f32_s(t107);
-                s_rescale[row_70] = t108; // online_softmax.py:84
+                s_rescale[row_70] = t108; // online_softmax.py:20
                 const float t109 = s_total[row_70];
                 const float t110 = t109 * t108;
-                s_total[row_70] = t110; // online_softmax.py:85
+                s_total[row_70] = t110; // online_softmax.py:21
                 f32v acc111 = splat_f32(0.0f);
                 int64_t j112 = 0;
                 for (; j112 + 8 <= t69; j112 += 8) {
@@ -205,8 +205,8 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                     const f32v v116 = v115 * splat_f32(0x1.7154760000000p+0f);
                     const f32v v117 = exp2_f32(v116);
                     const f32v v118 = v117;
-                    store_f32(s_s + t82 + j112, v118); // online_softmax.py:87
-                    acc111 = acc111 + v118; // online_softmax.py:88
+                    store_f32(s_s + t82 + j112, v118); // attention.py:53
+                    acc111 = acc111 + v118; // attention.py:54
                 }
                 if (j112 < t69) {
                     const i32v m119 = lanes_below(t69 - j112);
@@ -216,19 +216,19 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                     const f32v v123 = v122 * splat_f32(0x1.7154760000000p+0f);
                     const f32v v124 = exp2_f32(v123);
                     const f32v v125 = v124;
-                    store_masked_f32(s_s + t82 + j112, m119, v125); // online_softmax.py:87
-                    acc111 = acc111 + select_f32(m119, v125, splat_f32(0.0f)); // online_softmax.py:88
+                    store_masked_f32(s_s + t82 + j112, m119, v125); // attention.py:53
+                    acc111 = acc111 + select_f32(m119, v125, splat_f32(0.0f)); // attention.py:54
                 }
-                const float sum_126 = sum_lanes(acc111); // online_softmax.py:88
+                const float sum_126 = sum_lanes(acc111); // attention.py:54
                 const float t127 = t110 + sum_126;
-                s_total[row_70] = t127; // online_softmax.py:88
+                s_total[row_70] = t127; // attention.py:54
                 int64_t j128 = 0;
                 const int64_t t129 = row_70 * 64;
                 for (; j128 < 64; j128 += 8) {
                     const f32v v130 = load_f32(s_o + t129 + j128);
                     const f32v v131 = splat_f32(t108);
                     const f32v v132 = v130 * v131;
-                    store_f32(s_o + t129 + j128, v132); // online_softmax.py:53
+                    store_f32(s_o + t129 + j128, v132); // attention.py:60
                 }
             }
             if (!once_v[n_59]) {
@@ -249,12 +249,12 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                         const int64_t t147 = t145 + t146;
                         for (; j135 + 8 <= 16; j135 += 8) {
                             const f32v v143 = load_f32(input0 + t142 + j135);
-                            store_f32(s_v + t147 + j135, v143); // attention.py:59
+                            store_f32(s_v + t147 + j135, v143); // attention.py:61
                         }
                     }
                 }
             }
-            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t63, 512, s_o + 0, 64, t14, 64, t69, 0); // attention.py:60
+            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t63, 512, s_o + 0, 64, t14, 64, t69, 0); // attention.py:62
         }
         const int64_t t158 = t48 + t50;
         for (int64_t row_148 = 0; row_148 < t14; row_148 += 1) {
@@ -268,7 +268,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const f32v v155 = splat_f32(t154);
                 const f32v v156 = v153 / v155;
                 const f32v v157 = select_f32(v151, splat_f32(0x0.0p+0f), v156);
-                store_f32(output0 + t160 + j149, v157); // attention.py:69
+                store_f32(output0 + t160 + j149, v157); // attention.py:71
             }
         }
     }
@@ -322,7 +322,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_39e010062d3f_x86_64_v3 = {
-    "FusedGolden_39e010062d3f", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_737ead7789bf_x86_64_v3 = {
+    "FusedGolden_737ead7789bf", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

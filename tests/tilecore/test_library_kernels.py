@@ -1,7 +1,9 @@
 """The three kernels against the definition of their specs: layouts, odd sizes, blocks, masks, NaN and inf."""
 
-from collections.abc import Mapping
-from pathlib import Path
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tile_specs import MASKS, AttentionForm, Case, attention_case, contraction_case, row_case, siblings_case
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
+from tilecore.contract.expr import Expr, unary
+from tilecore.contract.spec import TOP, TOTAL, AttentionSpec, Place, Result, Tensor, check, extent_of
 from tilecore.interpret import interpret
 from tilecore.ir import For, Program, statements
 from tilecore.library import kernel_for
 from tilecore.library.attention import attention
+from tilecore.library.online_softmax import join_parts, raise_tops, weight
+from tilecore.library.score import score_of
 from tilecore.trace import trace
 
 TOLERANCE = 1e-6  # of the kernels' f32 constants (log2 e); everything else is float64
@@ -104,6 +111,21 @@ def test_any_attention(form: AttentionForm, block_m: int, block_n: int, seed: in
     compare(attention_case(form, np.random.default_rng(seed)), block_m=block_m, block_n=block_n)
 
 
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "rows"])
+@pytest.mark.parametrize("known", [TOP, TOTAL, TOP + unary("log", TOTAL)], ids=["maximum", "sum", "logarithm"])
+def test_row_statistics_of_bounded_scores_are_those_under_the_maximum(mask: str, known: Expr) -> None:
+    """Scores under a soft-cap need no maximum, unless somebody wants to know it or the sum under it."""
+    case = attention_case(AttentionForm(mask=mask, softcap=True, keys=11), np.random.default_rng(8))
+    assert isinstance(case.spec, AttentionSpec)
+    assert score_of(case.spec).bounded(DType.F32) is (mask != "padding")  # whose floats may be large
+    axes = case.spec.outputs[0].place.axes
+    place = Place(Tensor("known", DType.F32, tuple(extent_of(axis) for axis in axes)), axes, axes)
+    spec = replace(case.spec, outputs=(*case.spec.outputs, Result(place, known)))
+    check(spec)
+    assert not score_of(spec).bounded(DType.F32)
+    compare(Case(spec, case.arrays), block_m=4, block_n=3)
+
+
 def key_loop(program: Program) -> For:
     return next(stmt for stmt in statements(program.body) if isinstance(stmt, For))
 
@@ -138,9 +160,15 @@ def test_a_bias_after_the_causal_select_stops_the_clipping() -> None:
     assert str(loop.var.extent) == "(((K + -1) // block_n) + 1)"
 
 
+def lines_of(function: Callable[..., object]) -> int:
+    """Lines of text without the description, comments and blank lines."""
+    text = textwrap.dedent(inspect.getsource(function)).replace(f'"""{function.__doc__}"""', "")
+    return sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith("#"))
+
+
 def test_the_attention_kernel_is_short() -> None:
-    text = Path(attention.__code__.co_filename).read_text()
-    assert len(text[text.index("def attention") :].splitlines()) < 70
+    """With all that it calls for its softmax."""
+    assert sum(map(lines_of, (attention, raise_tops, join_parts, weight))) <= 70
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilecore import language as T
 from tilecore.language import Handle
-from tilecore.library.online_softmax import online_softmax, weight
+from tilecore.library.online_softmax import raise_tops, weight
 from tilecore.library.per_key import key_reductions
 from tilecore.library.score import Score
 
@@ -47,7 +47,6 @@ def attention_in_two_passes(
         T.clear(o)
         for i in T.Parallel(block_m):
             top[i] = score.first(b, h, m * block_m + i)
-        for i in T.Parallel(block_m):
             total[i] = weight(top[i], top[i])
         for n in T.Pipelined(*score.key_tiles(m, block_m, block_n, keys)):
             T.copy(K[b, h, n * block_n, 0], k)
@@ -55,7 +54,10 @@ def attention_in_two_passes(
             for i, j in T.Parallel(block_m, block_n):
                 logit = score(raw[i, j], b, h, m * block_m + i, n * block_n + j)
                 s[i, j] = T.if_then_else(n * block_n + j < keys, logit, -T.infinity)
-            online_softmax(s, top, total, rescale)
+            raise_tops(top, total, rescale, lambda: T.reduce_max(s, top, dim=1, clear=False, nan_propagate=False))
+            for i, j in T.Parallel(block_m, block_n):
+                s[i, j] = weight(s[i, j], top[i])
+            T.reduce_sum(s, total, dim=1, clear=False)
             beside.add(b, h, m * block_m, n * block_n, keys)
         for n in T.Pipelined(*score.key_tiles(m, block_m, block_n, keys)):
             T.copy(K[b, h, n * block_n, 0], again)
