@@ -38,7 +38,7 @@ def emit_blocks(printer: Expressions, blocks: Blocks, points: Points) -> None:
         f"const int64_t tall{number} = ({rows} + {BLOCK - 1}) / {BLOCK};",
         f"const int64_t count{number} = tall{number} * ((panels{number} + 1) / 2);",
         f"int64_t done_row{number} = 0, done_column{number} = 0, done_width{number} = 1, vectors{number} = 0;",
-        "tile_fence();",
+        "TILE_FENCE();",
     ):
         printer.line(text)
     bound = {blocks.origin[0]: f"row{number}", blocks.origin[1]: f"column{number}"}
@@ -53,7 +53,7 @@ def emit_blocks(printer: Expressions, blocks: Blocks, points: Points) -> None:
         for text in (
             f"done_row{number} = i{number}, done_column{number} = p{number} * {PANEL};",
             f"done_width{number} = width{number}, vectors{number} = height{number} * width{number};",
-            "tile_fence();",
+            "TILE_FENCE();",
         ):
             printer.line(text)
 

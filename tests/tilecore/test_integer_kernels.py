@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from emulated_targets import emulated_targets
 from tile_specs import axis, tensor
 
 from tilecore.call import load_kernel
@@ -106,7 +107,10 @@ def test_sums_of_bytes_are_exact(
         np.testing.assert_array_equal(sums, wanted["sums"])
 
 
-TARGETS_HERE = [t for t in targets_for(platform.machine()) if not t.base and t.lanes <= PROFILE.target.lanes]
+TARGETS_HERE = [
+    *(t for t in targets_for(platform.machine()) if not t.base and t.lanes <= PROFILE.target.lanes),
+    *(t for t in emulated_targets() if not t.base),  # with VNNI and tiles of bytes
+]
 
 
 @pytest.mark.parametrize("target", TARGETS_HERE, ids=lambda target: target.name)

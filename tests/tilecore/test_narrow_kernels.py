@@ -1,11 +1,14 @@
 """Products of bfloat16 operands, compiled: against numpy with operands rounded by ml_dtypes and sums in float64."""
 
 import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from emulated_targets import emulated_targets
 from tile_specs import axis, tensor
 
 from tilecore.call import load_kernel
@@ -59,32 +62,58 @@ def contraction(depth: int, columns: int, *, constant: bool, transposed: bool, s
     )
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-@pytest.mark.parametrize(
-    ("rows", "depth", "columns", "config"),
-    [
-        (1, 37, 50, {}),
-        (2, 64, 16, {}),
-        (23, 37, 50, {}),
-        (70, 131, 83, {"block_m": 48, "block_n": 48, "block_k": 64}),  # several steps, the last of them odd
-        (97, 96, 200, {"block_m": 96, "block_n": 128, "block_k": 96}),
-        (33, 8, 17, {}),
-        (150, 96, 208, {"block_m": 160, "block_n": 208, "block_k": 96}),  # whole blocks, the last of fewer rows
-        (
-            140,
-            64,
-            240,
-            {"block_m": 128, "block_n": 112, "block_k": 64},
-        ),  # panels left over, a few rows in the last task
-    ],
+@dataclass(frozen=True)
+class Product:
+    """Sizes of a contraction and extents of its tiles."""
+
+    rows: int
+    depth: int
+    columns: int
+    config: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+STEPS = Product(70, 131, 83, {"block_m": 48, "block_n": 48, "block_k": 64})  # several, the last of them odd
+SHORT = Product(150, 96, 208, {"block_m": 160, "block_n": 208, "block_k": 96})  # whole blocks, the last of fewer rows
+UNEVEN = Product(140, 64, 240, {"block_m": 128, "block_n": 112, "block_k": 64})  # panels and a few rows are left over
+SMALL = Product(23, 37, 50)
+PRODUCTS = (
+    Product(1, 37, 50),
+    Product(2, 64, 16),
+    SMALL,
+    STEPS,
+    Product(97, 96, 200, {"block_m": 96, "block_n": 128, "block_k": 96}),
+    Product(33, 8, 17),
+    SHORT,
+    UNEVEN,
 )
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("case", PRODUCTS, ids=lambda case: f"{case.rows}-{case.depth}-{case.columns}")
 @pytest.mark.parametrize("layout", ["constant", "constant transposed", "given", "given transposed"])
-def test_contractions(
-    rows: int, depth: int, columns: int, config: dict[str, int], layout: str, target: Target, toolchain: Toolchain
-) -> None:
+def test_contractions(case: Product, layout: str, target: Target, toolchain: Toolchain) -> None:
+    compare_contraction(case, layout, target, toolchain)
+
+
+EMULATED = emulated_targets()
+
+
+@pytest.mark.parametrize("target", EMULATED, ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [(STEPS, "given"), (SHORT, "constant"), (UNEVEN, "given transposed")],
+    ids=["steps", "short", "uneven"],
+)
+def test_contractions_in_emulation(case: Product, layout: str, target: Target, toolchain: Toolchain) -> None:
+    compare_contraction(case, layout, target, toolchain)
+
+
+def compare_contraction(case: Product, layout: str, target: Target, toolchain: Toolchain) -> None:
+    """One kernel against float64."""
+    rows, depth, columns = case.rows, case.depth, case.columns
     constant, transposed = "constant" in layout, "transposed" in layout
     spec = contraction(depth, columns, constant=constant, transposed=transposed, scaled=layout == "given")
-    kernel = made(narrowed(spec), target, **config)
+    kernel = made(narrowed(spec), target, **case.config)
     rng = np.random.default_rng(depth)
     a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, depth), (depth, columns)))
     bias = rng.standard_normal(columns).astype(np.float32)
@@ -123,21 +152,43 @@ def attention(size: int, *, causal: bool, flat: bool) -> AttentionSpec:
     return spec
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-@pytest.mark.parametrize(
-    ("queries", "keys", "size", "config"),
-    [
-        (13, 27, 16, {"block_m": 6, "block_n": 16}),
-        (100, 129, 64, {"block_m": 48, "block_n": 64}),
-        (70, 70, 40, {"block_m": 96, "block_n": 128}),
-        (1, 45, 24, {"block_m": 12, "block_n": 32}),
-        (9, 33, 13, {"block_m": 12, "block_n": 32}),
-    ],
+@dataclass(frozen=True)
+class Heads:
+    """Sizes of an attention and extents of its tiles."""
+
+    queries: int
+    keys: int
+    size: int
+    config: Mapping[str, int]
+
+
+ATTENTIONS = (
+    Heads(13, 27, 16, {"block_m": 6, "block_n": 16}),
+    Heads(100, 129, 64, {"block_m": 48, "block_n": 64}),
+    Heads(70, 70, 40, {"block_m": 96, "block_n": 128}),
+    Heads(1, 45, 24, {"block_m": 12, "block_n": 32}),
+    Heads(9, 33, 13, {"block_m": 12, "block_n": 32}),
 )
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: f"{case.queries}-{case.keys}-{case.size}")
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention(
-    queries: int, keys: int, size: int, config: dict[str, int], causal: bool, target: Target, toolchain: Toolchain
-) -> None:
+def test_attention(case: Heads, causal: bool, target: Target, toolchain: Toolchain) -> None:
+    compare_attention(case, causal, target, toolchain)
+
+
+@pytest.mark.parametrize("target", EMULATED, ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    ("case", "causal"), [(ATTENTIONS[1], False), (ATTENTIONS[4], True)], ids=["whole registers", "odd sizes"]
+)
+def test_attention_in_emulation(case: Heads, causal: bool, target: Target, toolchain: Toolchain) -> None:
+    compare_attention(case, causal, target, toolchain)
+
+
+def compare_attention(case: Heads, causal: bool, target: Target, toolchain: Toolchain) -> None:
+    """One kernel against float64."""
+    queries, keys, size, config = case.queries, case.keys, case.size, case.config
     flat = keys == 129
     kernel = made(narrowed(attention(size, causal=causal, flat=flat)), target, **config)
     rng = np.random.default_rng(size)

@@ -28,43 +28,40 @@ TILE_INLINE void shape_tiles(int64_t rows, int64_t depth) {
         s.bytes[i] = (uint16_t)(i == 4 || i == 5 ? 2 * depth : 64);
         s.rows[i] = (uint8_t)(i >= 6 ? depth / 2 : i == 2 || i == 3 || i == 5 ? lower : upper);
     }
-    __asm__ volatile("" : : "m"(s)); /* gcc's _tile_loadconfig says that it reads eight bytes, and the rest was left out */
-    _tile_loadconfig(&s);
+    TILE_CONFIG(&s);
 }
 TILE_INLINE void tile_begin(void) { shape_tiles(TILE_BLOCK, TILE_BLOCK); }
-TILE_INLINE void tile_end(void) { _tile_release(); }
-/* Tile loads and stores are not known to touch memory. */
-TILE_INLINE void tile_fence(void) { __asm__ volatile("" : : : "memory"); }
+TILE_INLINE void tile_end(void) { TILE_RELEASE(); }
 
 /* Of one block: `tall` if it has more than 16 rows, `wide` if it has two panels. */
 TILE_INLINE void tile_clear(void) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
 }
 TILE_INLINE void tile_read(const float* c, int64_t ldc, int tall, int wide) {
-    _tile_loadd(0, c, ldc * 4);
-    if (wide) _tile_loadd(1, c + TILE_PANEL, ldc * 4);
-    if (tall) _tile_loadd(2, c + 16 * ldc, ldc * 4);
-    if (tall && wide) _tile_loadd(3, c + 16 * ldc + TILE_PANEL, ldc * 4);
+    TILE_LOAD(0, c, ldc * 4);
+    if (wide) TILE_LOAD(1, c + TILE_PANEL, ldc * 4);
+    if (tall) TILE_LOAD(2, c + 16 * ldc, ldc * 4);
+    if (tall && wide) TILE_LOAD(3, c + 16 * ldc + TILE_PANEL, ldc * 4);
 }
 TILE_INLINE void tile_write(float* c, int64_t ldc, int tall, int wide) {
-    _tile_stored(0, c, ldc * 4);
-    if (wide) _tile_stored(1, c + TILE_PANEL, ldc * 4);
-    if (tall) _tile_stored(2, c + 16 * ldc, ldc * 4);
-    if (tall && wide) _tile_stored(3, c + 16 * ldc + TILE_PANEL, ldc * 4);
+    TILE_STORE(0, c, ldc * 4);
+    if (wide) TILE_STORE(1, c + TILE_PANEL, ldc * 4);
+    if (tall) TILE_STORE(2, c + 16 * ldc, ldc * 4);
+    if (tall && wide) TILE_STORE(3, c + 16 * ldc + TILE_PANEL, ldc * 4);
 }
 /* All loads first: the order makes no difference to an idle core, and an eighth to one whose other thread works. */
 TILE_INLINE void tile_step(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t panel, int tall, int wide) {
-    _tile_loadd(6, b, 64);
-    _tile_loadd(4, a, lda * 2);
-    if (tall) _tile_loadd(5, a + 16 * lda, lda * 2);
-    if (wide) _tile_loadd(7, b + panel, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if (tall) _tile_dpbf16ps(2, 5, 6);
-    if (wide) _tile_dpbf16ps(1, 4, 7);
-    if (tall && wide) _tile_dpbf16ps(3, 5, 7);
+    TILE_LOAD(6, b, 64);
+    TILE_LOAD(4, a, lda * 2);
+    if (tall) TILE_LOAD(5, a + 16 * lda, lda * 2);
+    if (wide) TILE_LOAD(7, b + panel, 64);
+    TILE_PRODUCT(tdpbf16ps, 0, 4, 6);
+    if (tall) TILE_PRODUCT(tdpbf16ps, 2, 5, 6);
+    if (wide) TILE_PRODUCT(tdpbf16ps, 1, 4, 7);
+    if (tall && wide) TILE_PRODUCT(tdpbf16ps, 3, 5, 7);
 }
 TILE_INLINE void tile_block(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t panel, float* c, int64_t ldc,
                             int64_t depth, int clear, const int tall, const int wide) {
@@ -113,13 +110,13 @@ static __attribute__((noinline)) void tile_amx_product(const uint16_t* a, int64_
         rest(a, lda, 1, b, panel, c, ldc, rows, columns, depth, clear);
         return;
     }
-    tile_fence();
+    TILE_FENCE();
     if (deep) tile_cover(a, lda, b, panel, c, ldc, rows, panels, deep, TILE_BLOCK, clear);
     if (pairs) {
         const uint16_t* under = b + deep * TILE_PANEL;
         tile_cover(a + deep, lda, under, panel, c, ldc, rows, panels, TILE_BLOCK, pairs, clear && deep == 0);
     }
-    tile_fence();
+    TILE_FENCE();
     const int64_t done = deep + pairs;
     if (done < depth) rest(a + done, lda, 1, b + done * TILE_PANEL, panel, c, ldc, rows, columns, depth - done, 0);
 }

@@ -166,13 +166,8 @@ TILE_DOT_LEVELS(8, int16_t)
  * What the shift takes away comes back as the shift times the sums of b's columns. Other rows are multiplied as they are. */
 #if defined(TILE_FUSED_DOT)
 enum { TILE_BYTE_ROWS = 32, TILE_BYTE_DEPTH = 4096, TILE_BYTE_PANELS = 64, TILE_FEW_BYTE_ROWS = 2 };
-#if defined(__AVX512BW__)
-#define TILE_DOT_BYTES(acc, bytes, signs) __asm__("vpdpbusd %2, %1, %0" : "+v"(*(acc)) : "v"(bytes), "v"(signs))
-#else
-#define TILE_DOT_BYTES(acc, bytes, signs) __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(*(acc)) : "x"(bytes), "x"(signs))
-#endif
-#define TILE_DOT_BYTES_i8(acc, a, b) TILE_DOT_BYTES(acc, a, b)
-#define TILE_DOT_BYTES_u8(acc, a, b) TILE_DOT_BYTES(acc, b, a)
+#define TILE_DOT_BYTES_i8(acc, a, b) TILE_DOT_BYTES(*(acc), a, b)
+#define TILE_DOT_BYTES_u8(acc, a, b) TILE_DOT_BYTES(*(acc), b, a)
 #define TILE_BYTES(MR, NV, NAME, ELEMENT)                                                                              \
     static TILE_FUSED_DOT __attribute__((noinline)) void bytes_##NAME##_##MR##x##NV(                                   \
         const uint8_t* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,                \
@@ -293,36 +288,37 @@ static inline void add_shifts(int32_t* c, int64_t ldc, int64_t rows, int64_t pan
 #define TILE_BYTE_PRODUCT_u8 TILE_BYTE_PRODUCT(u8, uint8_t, -128)
 
 #if defined(__AVX512BW__)
-/* ---- the same in tile registers (AMX), in assembler, as the instructions are not of this row of targets: 0 to 3 hold
- * 32 × 32 sums, 4 and 5 rows of a, 6 and 7 panels of b, 64 deep. How much of the depth was done: whole steps. */
-#define TILE_TMM(text, ...) __asm__ volatile(text : : __VA_ARGS__ : "memory")
-#define TILE_SUM_AT(row, column) "r"(c + (row) * ldc + (column) * TILE_PANEL), "r"(ldc * 4)
+/* ---- the same in tile registers (AMX), whose instructions are not of this row of targets: 0 to 3 hold 32 × 32 sums, 4 and
+ * 5 rows of a, 6 and 7 panels of b, 64 deep. How much of the depth was done: whole steps. */
 #define TILE_TILES(NAME, ELEMENT, MULTIPLY)                                                                            \
     static inline __attribute__((always_inline, target("amx-int8"))) void tile_bytes_##NAME(                           \
         const uint8_t* a, int64_t row, const ELEMENT* b, int64_t panel, int32_t* c, int64_t ldc, int64_t depth,        \
         int clear, const int tall, const int wide) {                                                                   \
         if (clear) {                                                                                                   \
-            TILE_TMM("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3", "r"(c));              \
+            TILE_ZERO(0);                                                                                              \
+            TILE_ZERO(1);                                                                                              \
+            TILE_ZERO(2);                                                                                              \
+            TILE_ZERO(3);                                                                                              \
         } else {                                                                                                       \
-            TILE_TMM("tileloadd (%0,%1,1), %%tmm0", TILE_SUM_AT(0, 0));                                                \
-            if (wide) TILE_TMM("tileloadd (%0,%1,1), %%tmm1", TILE_SUM_AT(0, 1));                                      \
-            if (tall) TILE_TMM("tileloadd (%0,%1,1), %%tmm2", TILE_SUM_AT(16, 0));                                     \
-            if (tall && wide) TILE_TMM("tileloadd (%0,%1,1), %%tmm3", TILE_SUM_AT(16, 1));                             \
+            TILE_LOAD(0, c, ldc * 4);                                                                                  \
+            if (wide) TILE_LOAD(1, c + TILE_PANEL, ldc * 4);                                                           \
+            if (tall) TILE_LOAD(2, c + 16 * ldc, ldc * 4);                                                             \
+            if (tall && wide) TILE_LOAD(3, c + 16 * ldc + TILE_PANEL, ldc * 4);                                        \
         }                                                                                                              \
         for (int64_t k = 0; k < depth; k += 64) {                                                                      \
-            TILE_TMM("tileloadd (%0,%1,1), %%tmm6", "r"(b + k * TILE_PANEL), "r"((int64_t)64));                        \
-            TILE_TMM("tileloadd (%0,%1,1), %%tmm4", "r"(a + k), "r"(row));                                             \
-            if (tall) TILE_TMM("tileloadd (%0,%1,1), %%tmm5", "r"(a + 16 * row + k), "r"(row));                        \
-            if (wide) TILE_TMM("tileloadd (%0,%1,1), %%tmm7", "r"(b + panel + k * TILE_PANEL), "r"((int64_t)64));      \
-            TILE_TMM(MULTIPLY " %%tmm6, %%tmm4, %%tmm0", "r"(c));                                                      \
-            if (tall) TILE_TMM(MULTIPLY " %%tmm6, %%tmm5, %%tmm2", "r"(c));                                            \
-            if (wide) TILE_TMM(MULTIPLY " %%tmm7, %%tmm4, %%tmm1", "r"(c));                                            \
-            if (tall && wide) TILE_TMM(MULTIPLY " %%tmm7, %%tmm5, %%tmm3", "r"(c));                                    \
+            TILE_LOAD(6, b + k * TILE_PANEL, 64);                                                                      \
+            TILE_LOAD(4, a + k, row);                                                                                  \
+            if (tall) TILE_LOAD(5, a + 16 * row + k, row);                                                             \
+            if (wide) TILE_LOAD(7, b + panel + k * TILE_PANEL, 64);                                                    \
+            TILE_PRODUCT(MULTIPLY, 0, 4, 6);                                                                           \
+            if (tall) TILE_PRODUCT(MULTIPLY, 2, 5, 6);                                                                 \
+            if (wide) TILE_PRODUCT(MULTIPLY, 1, 4, 7);                                                                 \
+            if (tall && wide) TILE_PRODUCT(MULTIPLY, 3, 5, 7);                                                         \
         }                                                                                                              \
-        TILE_TMM("tilestored %%tmm0, (%0,%1,1)", TILE_SUM_AT(0, 0));                                                   \
-        if (wide) TILE_TMM("tilestored %%tmm1, (%0,%1,1)", TILE_SUM_AT(0, 1));                                         \
-        if (tall) TILE_TMM("tilestored %%tmm2, (%0,%1,1)", TILE_SUM_AT(16, 0));                                        \
-        if (tall && wide) TILE_TMM("tilestored %%tmm3, (%0,%1,1)", TILE_SUM_AT(16, 1));                                \
+        TILE_STORE(0, c, ldc * 4);                                                                                     \
+        if (wide) TILE_STORE(1, c + TILE_PANEL, ldc * 4);                                                              \
+        if (tall) TILE_STORE(2, c + 16 * ldc, ldc * 4);                                                                \
+        if (tall && wide) TILE_STORE(3, c + 16 * ldc + TILE_PANEL, ldc * 4);                                           \
     }                                                                                                                  \
     static __attribute__((noinline, unused, target("amx-int8"))) int64_t tiles_##NAME(                                 \
         const uint8_t* a, int64_t row, const ELEMENT* b, int64_t panel, int32_t* c, int64_t ldc, int64_t rows,         \
@@ -337,7 +333,7 @@ static inline void add_shifts(int32_t* c, int64_t ldc, int64_t rows, int64_t pan
             shapes[16 + 2 * i] = 64; /* bytes of a row */                                                              \
             shapes[48 + i] = (uint8_t)(i >= 6 ? 16 : i == 2 || i == 3 || i == 5 ? lower : upper);                      \
         }                                                                                                              \
-        TILE_TMM("ldtilecfg (%0)", "r"(shapes));                                                                       \
+        TILE_CONFIG(shapes);                                                                                           \
         for (int64_t p = 0; p < panels; p += 2) {                                                                      \
             const ELEMENT* right = b + p * panel;                                                                      \
             int32_t* to = c + p * TILE_PANEL;                                                                          \
@@ -347,12 +343,13 @@ static inline void add_shifts(int32_t* c, int64_t ldc, int64_t rows, int64_t pan
             else if (wide) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 0, 1);                        \
             else tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 0, 0);                                  \
         }                                                                                                              \
-        TILE_TMM("tilerelease", "r"(c));                                                                               \
+        TILE_RELEASE();                                                                                                \
+        TILE_FENCE();                                                                                                  \
         return deep;                                                                                                   \
     }
 enum { TILE_LEAST_TILE_ROWS = 8 };
-TILE_TILES(i8, int8_t, "tdpbusd")
-TILE_TILES(u8, uint8_t, "tdpbsud")
+TILE_TILES(i8, int8_t, tdpbusd)
+TILE_TILES(u8, uint8_t, tdpbsud)
 #define TILE_TILES_i8 tiles_i8
 #define TILE_TILES_u8 tiles_u8
 #else

@@ -25,8 +25,10 @@
 
 #define TILE_PANEL 16 /* columns of a packed panel, the same for every instruction set */
 #define TILE_INLINE static inline __attribute__((always_inline))
+#if !defined(TILE_UNROLL)
 #define TILE_UNROLL _Pragma("GCC unroll 32")
 #define TILE_UNROLL_DEPTH _Pragma("GCC unroll 4") /* a core that two threads share is short of instruction slots */
+#endif
 
 typedef float f32v __attribute__((vector_size(4 * TILE_LANES)));
 typedef double f64v __attribute__((vector_size(8 * TILE_LANES)));
@@ -470,11 +472,10 @@ TILE_INLINE pairs pairs_i16(const int16_t* even, int64_t next) {
 }
 TILE_INLINE void dot_pairs(i32v* acc, int32_t a, pairs b) {
     *acc += (i32v)_mm512_madd_epi16(_mm512_set1_epi32(a), b);
-    __asm__("" : "+v"(*acc)); /* keeps it in one register: gcc makes copies otherwise, and spills them */
+    TILE_KEEP(*acc);
 }
-#define TILE_FUSED_DOT __attribute__((target("avx512vnni")))
 static inline TILE_FUSED_DOT __attribute__((always_inline)) void dot_fused(i32v* acc, int32_t a, pairs b) {
-    __asm__("vpdpwssd %2, %1, %0" : "+v"(*acc) : "v"(_mm512_set1_epi32(a)), "v"(b));
+    TILE_DOT_WORDS(*acc, _mm512_set1_epi32(a), b);
 }
 #elif defined(__AVX2__)
 typedef __m256i pairs;
@@ -491,11 +492,10 @@ TILE_INLINE pairs pairs_i16(const int16_t* even, int64_t next) {
 }
 TILE_INLINE void dot_pairs(i32v* acc, int32_t a, pairs b) {
     *acc += (i32v)_mm256_madd_epi16(_mm256_set1_epi32(a), b);
-    __asm__("" : "+x"(*acc)); /* keeps it in one register: gcc makes copies otherwise, and spills them */
+    TILE_KEEP(*acc);
 }
-#define TILE_FUSED_DOT __attribute__((target("avxvnni")))
 static inline TILE_FUSED_DOT __attribute__((always_inline)) void dot_fused(i32v* acc, int32_t a, pairs b) {
-    __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(*acc) : "x"(_mm256_set1_epi32(a)), "x"(b));
+    TILE_DOT_WORDS(*acc, _mm256_set1_epi32(a), b);
 }
 #else
 typedef struct pairs { i32v even, odd; } pairs;

@@ -1,5 +1,6 @@
-/* The x86 intrinsics that the verbs use. All of <immintrin.h> takes gcc longer to read than a kernel takes to compile,
- * so where gcc's parts of it are known, only those that are needed are read. Those for bf16 differ between its versions. */
+/* The x86 instructions that the verbs use, as intrinsics and, at the end, in assembler. All of <immintrin.h> takes gcc
+ * longer to read than a kernel takes to compile, so where gcc's parts of it are known, only those that are needed are
+ * read. Those for bf16 differ between its versions. */
 #ifndef TILE_INTRINSICS_H
 #define TILE_INTRINSICS_H
 
@@ -19,6 +20,32 @@
 #endif
 #else
 #include <immintrin.h>
+#endif
+
+/* ---- sums of products, in place: gcc moves the sums of intrinsics to other registers and back, and spills them. Those of
+ * integers are for processors that multiply and add in one instruction (VNNI), in functions with TILE_FUSED_DOT. */
+#if defined(__AVX512BW__)
+#define TILE_FUSED_DOT __attribute__((target("avx512vnni")))
+#define TILE_KEEP(acc) __asm__("" : "+v"(acc))
+#define TILE_DOT_WORDS(acc, a, b) __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b))
+#define TILE_DOT_BYTES(acc, bytes, signs) __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(bytes), "v"(signs))
+#define TILE_DOT_BF16(acc, a, b) __asm__("vdpbf16ps %1, %2, %0" : "+v"(acc) : "v"(b), "v"(a))
+#elif defined(__AVX2__)
+#define TILE_FUSED_DOT __attribute__((target("avxvnni")))
+#define TILE_KEEP(acc) __asm__("" : "+x"(acc))
+#define TILE_DOT_WORDS(acc, a, b) __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b))
+#define TILE_DOT_BYTES(acc, bytes, signs) __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(bytes), "x"(signs))
+#endif
+
+/* ---- tile registers (AMX), by number. The compiler does not know what memory they read and write: see TILE_FENCE. */
+#if defined(__AVX512BW__)
+#define TILE_FENCE() __asm__ volatile("" : : : "memory")
+#define TILE_CONFIG(shapes) __asm__ volatile("ldtilecfg (%0)" : : "r"(shapes) : "memory")
+#define TILE_RELEASE() __asm__ volatile("tilerelease")
+#define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile : :)
+#define TILE_LOAD(tile, p, row) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile : : "r"(p), "r"((int64_t)(row)))
+#define TILE_STORE(tile, p, row) __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(p), "r"((int64_t)(row)))
+#define TILE_PRODUCT(name, to, a, b) __asm__ volatile(#name " %%tmm" #b ", %%tmm" #a ", %%tmm" #to : :)
 #endif
 
 #endif

@@ -54,8 +54,7 @@ TILE_PACK_TRANSPOSED(f32_rounded, float)
 #if defined(__AVX512BF16__)
 /* ---- the register tile of both operands in bf16: a pair of the left one meets a pair of rows */
 TILE_INLINE void dot_narrow(f32v* acc, int32_t a, __m512i b) {
-    /* in assembler: gcc moves the sum of the intrinsic to another register and back */
-    __asm__("vdpbf16ps %1, %2, %0" : "+v"(*acc) : "v"(b), "v"(_mm512_set1_epi32(a)));
+    TILE_DOT_BF16(*acc, _mm512_set1_epi32(a), b);
 }
 TILE_INLINE int32_t narrow_pair(const uint16_t* a) { int32_t both; memcpy(&both, a, sizeof both); return both; }
 #define TILE_FIRST_HALF(at) ((int32_t)*(at))
