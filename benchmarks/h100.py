@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write all figures")
     parser.add_argument("--plot", type=Path, help="where to draw the ratios, as SVG or PNG")
     options, environment = parser.parse_args(), Options.from_environment()
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no card that torch can use: kernels are built anywhere, but are timed on one")
     if options.jobs:
         compile_all(len(cases(quick=options.quick)), options, environment)
     torch.manual_seed(0)

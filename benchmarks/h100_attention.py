@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.h100_case import Arrays, Case, Run, axes, flash, installed, tensor, tilelang, torch, triton
+from benchmarks.h100_case import Arrays, Case, Run, axes, flash, named, tensor, tilelang, torch, triton
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
 from tilecore.contract.spec import AttentionSpec, Place, Result, Tensor, View
@@ -68,7 +68,7 @@ def cudnn(a: Arrays, **options: Any) -> Any:
 def attention_case(width: int, length: int, causal: bool, *, dtype: DType = DType.BF16) -> Case:
     """Self-attention of `TOKENS` tokens in rows of `length`."""
     shape = (TOKENS // length, MODEL // width, length, width)
-    peers = installed(
+    peers = named(
         cuDNN=(torch, lambda a: cudnn(a, is_causal=causal)),
         FA4=(flash, lambda a: flash.attention(a, causal=causal)),
         TileLang=(tilelang, lambda a: tilelang.attention(a["q"], a["k"], a["v"], a["o"], causal)),
@@ -177,14 +177,14 @@ def _program_peers(program: str) -> dict[str, Run]:
         "window": lambda a: flash.attention(a, window_size=(WINDOW - 1, 0)),
     }
     found = {} if program in ("cap", "sink") else {"cuDNN": by_mask}
-    return found | (installed(FA4=(flash, flashes[program])) if program in flashes else {})
+    return found | (named(FA4=(flash, flashes[program])) if program in flashes else {})
 
 
 def decode_case(batch: int, keys: int) -> Case:
     """One query per head over a cache that groups of heads share."""
     spec = attention_of((batch, HEADS, 1, WIDTH), (batch, SHARED, keys, WIDTH), DType.F16, causal=False)
     operands = ("q", "k", "v", "o")
-    peers = installed(
+    peers = named(
         cuDNN=(torch, lambda a: cudnn(a, enable_gqa=True)),
         FA4=(flash, lambda a: flash.attention(a, num_splits=0 if batch * SHARED < 132 else 1)),
         TileLang=(tilelang, lambda a: tilelang.decode(*(a[name] for name in operands))),
@@ -221,7 +221,7 @@ def latent_case(batch: int, keys: int) -> Case:
         queries, cache = a["q"][:, :, 0].float(), a["c"].float()
         return (torch.softmax(queries @ cache.mT * scale, -1) @ cache[..., :LATENT])[:, :, None]
 
-    peers = installed(
+    peers = named(
         torch=(torch, matrices),
         TileLang=(tilelang, lambda a: tilelang.latent(a["q"], a["c"], a["o"], scale)),
         Triton=(triton, lambda a: triton.latent(a["q"], a["c"], a["o"], scale)),

@@ -11,6 +11,8 @@ from tilecore.contract.expr import Var, const
 from tilecore.contract.spec import Spec, Tensor, outputs_of
 from tilecore.cuda.compile import CudaKernel
 
+if importlib.util.find_spec("torch") is None:
+    raise SystemExit("kernels for cards are compared with torch's cuBLAS and cuDNN: pip install torch")
 torch: Any = importlib.import_module("torch")  # untyped: machines without a card need not have it
 PEAK = (
     989.4e12  # bf16 operations a second of an H100 or H200 at full clock, which the power cap does not allow for long
@@ -21,9 +23,20 @@ TYPES = {DType.BF16: torch.bfloat16, DType.F16: torch.float16, DType.F32: torch.
          DType.F8E4M3: torch.float8_e4m3fn, DType.BOOL: torch.bool}  # fmt: skip
 
 
+class Missing:
+    """A module of peers whose package is not there: what is called of it says so, and is left out by that."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def __getattr__(self, name: str) -> Any:
+        raise ModuleNotFoundError(f"{self.package} is not installed")
+
+
 def peers_of(package: str, module: str) -> Any:
-    """A module of peers, or None where the package that it calls is not installed."""
-    return None if importlib.util.find_spec(package) is None else importlib.import_module(f"benchmarks.{module}")
+    """A module of peers that call a package."""
+    there = importlib.util.find_spec(package) is not None
+    return importlib.import_module(f"benchmarks.{module}") if there else Missing(package)
 
 
 triton: Any = peers_of("triton", "h100_triton")
@@ -32,8 +45,8 @@ quack: Any = peers_of("quack", "h100_cute")
 flash: Any = peers_of("flash_attn", "h100_cute")
 
 
-def installed(**peers: tuple[Any, Run]) -> dict[str, Run]:
-    """The peers whose module is there; a name's underscores are spaces."""
+def named(**peers: tuple[Any, Run]) -> dict[str, Run]:
+    """The peers that have such a kernel, which are those with a module; a name's underscores are spaces."""
     return {name.replace("_", " "): run for name, (module, run) in peers.items() if module is not None}
 
 

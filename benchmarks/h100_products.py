@@ -10,7 +10,7 @@ from benchmarks.h100_case import (
     Case,
     Run,
     axes,
-    installed,
+    named,
     quack,
     tensor,
     tilelang,
@@ -57,7 +57,7 @@ def product_case(rows: int, columns: int, depth: int, program: str = "") -> Case
     flops = 2.0 * rows * columns * depth if rows > FEW else 0.0
     name = f"product {rows} x {columns} x {depth}{' ' + program if program else ''}"
     reference, blas = _references(program)
-    peers = {"cuBLAS": blas} if program else installed(
+    peers = {"cuBLAS": blas} if program else named(
         cuBLAS=(torch, blas),
         TileLang=(tilelang, lambda a: tilelang.product(a["x"], a["w"], a["y"])),
         quack=(quack, lambda a: quack.product(a)),
@@ -124,7 +124,7 @@ def level_case(rows: int, bits: int) -> Case:
         return a["dense"]
 
     operands = ("x", "levels", "scale", "zero", "y")
-    peers = installed(
+    peers = named(
         cuBLAS_bf16=(torch, lambda a: torch.mm(a["x"], dense(a).T, out=a["y"])),
         Triton=(triton, lambda a: triton.levels(*(a[name] for name in operands), bits, GROUP)),
         TileLang=(tilelang, lambda a: tilelang.levels(*(a[name] for name in operands), bits, GROUP)),
@@ -155,7 +155,7 @@ def eighth_case(size: int) -> Case:
     def exact(a: Arrays) -> object:
         return a["x"].float() @ a["w"].float().T * (a["left"] * a["right"])
 
-    peers = installed(
+    peers = named(
         cuBLASLt=(torch, scaled(fast=False)),
         cuBLASLt_fast=(torch, scaled(fast=True)),
         TileLang=(tilelang, lambda a: tilelang.product(a["x"], a["w"], a["y"], (a["left"], a["right"]))),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.h100_case import Arrays, Case, Run, Tiles, axes, installed, quack, tensor, tilelang, torch, triton
+from benchmarks.h100_case import Arrays, Case, Run, Tiles, axes, named, quack, tensor, tilelang, torch, triton
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
 from tilecore.contract.spec import Cell, Place, Result, RowSpec, ScanSpec, State, Step, Tensor, Total
@@ -61,7 +61,7 @@ def linear_case(length: int, *, gated: bool) -> Case:
     def operands(a: Arrays) -> tuple[Any, ...]:
         return (*(a[name] for name in "qkvo"), scale, *(a[one.name] for one in gates))
 
-    peers = installed(
+    peers = named(
         TileLang=(None if gated else tilelang, lambda a: tilelang.linear(*operands(a))),
         Triton=(triton, lambda a: triton.linear(*operands(a))),
     )
@@ -121,7 +121,7 @@ def scan_case() -> Case:
     def compiled(**options: Any) -> CudaKernel:
         return compile_chunk_scan(operands, **options)
 
-    peers = installed(
+    peers = named(
         TileLang=(tilelang, lambda a: tilelang.chunk_scan(*(a[name] for name in shapes))),
         Triton=(triton, lambda a: triton.chunk_scan(*(a[name] for name in shapes))),
     )
@@ -174,12 +174,12 @@ def row_case(kind: str) -> Case:
 
 
 def _row_peers(kind: str) -> dict[str, Run]:
-    found = installed(
+    found = named(
         rmsnorm=(tilelang, lambda a: tilelang.rmsnorm(a["x"], a["weight"], a["y"])),
         softmax=(tilelang, lambda a: tilelang.softmax(a["x"], a["y"])),
     )
     peers = {"TileLang": found[kind]} if kind in found else {}
-    if quack is not None and kind in ("rmsnorm", "layernorm", "softmax"):
+    if kind in ("rmsnorm", "layernorm", "softmax"):
         peers["quack"] = lambda a: getattr(quack, kind)(a)
     return peers
 

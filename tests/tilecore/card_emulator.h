@@ -12,7 +12,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __restrict__
-#define __shared__
+#define __shared__ static
 #define __launch_bounds__(...)
 #define __grid_constant__
 using std::max;

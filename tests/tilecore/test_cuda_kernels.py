@@ -13,9 +13,11 @@ from cuda_specs import (
     F32,
     AttentionForm,
     LatentForm,
+    LevelForm,
     ProductForm,
     attention_spec,
     latent_spec,
+    level_spec,
     product_spec,
     tensor,
 )
@@ -330,6 +332,26 @@ def test_a_part_of_a_tensor_whose_last_tile_reads_beyond_it_is_refused() -> None
     with pytest.raises(CudaError, match="is a part of dim 1 of x and not a multiple of the tile's 64"):
         first(replace(spec, a=part, inputs=(wide.inputs[0], spec.inputs[1])))
     assert g.extent is not None
+
+
+def test_extents_that_32_bits_do_not_count_are_refused() -> None:
+    for form in (ProductForm(1 << 31, 64, 64), ProductForm(64, 64, 1 << 33)):
+        with pytest.raises(CudaError, match="kernels count in 32 bits"):
+            first(product_spec(form))
+    deep = level_spec(LevelForm(4, 8, 1 << 26, group=1 << 26))
+    with pytest.raises(CudaError, match="is 67108864 deep: weights that are decoded are looked at up to 16777216"):
+        first(deep)
+
+
+def test_integers_beside_scores_are_no_positions() -> None:
+    """What is converted to a float may be arithmetic of narrower integers, which has no slope."""
+    spec = attention_spec(HEADS)
+    steps = tensor("steps", DType.I8, 300)
+    value = cast(Load(steps, (spec.score_axes[3],)) * 3 + 1, F32)
+    spec = replace(spec, inputs=(*spec.inputs, steps), score=spec.score + value)
+    text = first(spec).text
+    assert "steps_data" in text
+    assert "slope_" not in text
 
 
 def test_tiles_that_warpgroups_cannot_share_are_refused() -> None:

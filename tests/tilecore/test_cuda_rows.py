@@ -3,15 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from cuda_specs import BF16, F16, F32, RowForm, row_spec
+from card_emulator import emulate
+from cuda_specs import BF16, F16, F32, RowForm, axis, row_spec, tensor
 
-from tilecore.contract.expr import Sym, Var, binary, const
-from tilecore.contract.spec import Spec
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Load, Sym, Var, binary, cast, const, select, unary
+from tilecore.contract.spec import Place, Result, RowSpec, Spec
 from tilecore.cuda.compile import candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.launch import Launcher
-from tilecore.cuda.profile import H100
+from tilecore.cuda.profile import A100, H100
 from tilecore.cuda.row_plan import RowPlan
 from tilecore.cuda.vectors import STEP, run_start, uniform
 
@@ -92,6 +95,38 @@ def test_rows_wider_than_registers_or_of_unknown_width_are_refused() -> None:
 
 
 @pytest.mark.cpu
+def test_integers_wrap_as_their_types_do_and_keep_their_64_bits(object_cache: Path) -> None:
+    """The text, run on the processor, against numpy's integers."""
+    r, c = axis("r", 3), axis("c", 40)
+    wide, small, byte = (tensor(name, dtype, 3, 40) for name, dtype in
+                         (("wide", DType.I64), ("small", DType.I8), ("byte", DType.U8)))  # fmt: skip
+    at = (r, c)
+    shown = cast(Load(wide, at), DType.BOOL)
+    sums = cast(Load(small, at) * 3, F32) + cast(Load(byte, at) + const(200, DType.U8), F32)
+    narrowed = cast(cast(Load(wide, at) // 3, DType.U8), F32)
+    scaled = cast(unary("abs", binary("max", Load(wide, at), c - 2**40)) % 1000003, F32)
+    values = {"y": select(shown, sums, -1.0), "narrowed": narrowed, "scaled": scaled}
+    results = tuple(Result(Place(tensor(name, F32, 3, 40), at, at), value) for name, value in values.items())
+    spec = RowSpec((wide, small, byte), r, c, (), results)
+    rng = np.random.default_rng(0)
+    found: dict[str, np.ndarray] = {
+        "wide": rng.integers(-(2**62), 2**62, (3, 40)) >> rng.integers(0, 62, (3, 40)) << 32,
+        "small": rng.integers(-128, 128, (3, 40)).astype(np.int8),
+        "byte": rng.integers(0, 256, (3, 40)).astype(np.uint8),
+    } | {name: np.full((3, 40), np.nan, np.float32) for name in values}
+    source = generate(spec, candidates(spec, A100)[0], label="Rows", profile=A100)
+    assert isinstance(source.plan, RowPlan)
+    emulate(source, found, {}, object_cache, blocks=-(-3 // source.plan.rows))
+    wide_, small_, byte_ = found["wide"], found["small"], found["byte"]
+    total = (small_ * np.int8(3)).astype(np.float32) + (byte_ + np.uint8(200)).astype(np.float32)
+    np.testing.assert_array_equal(found["y"], np.where(wide_ != 0, total, -1))
+    np.testing.assert_array_equal(found["narrowed"], (wide_ // 3).astype(np.uint8))
+    np.testing.assert_array_equal(
+        found["scaled"], (np.abs(np.maximum(wide_, np.arange(40) - 2**40)) % 1000003).astype(np.float32)
+    )
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("form", FORMS[:6], ids=str)
 def test_rows_build_without_a_card(form: RowForm, object_cache: Path) -> None:
     pytest.importorskip("nvidia", reason="needs NVRTC: pip install nvidia-cuda-nvrtc")
@@ -126,9 +161,9 @@ def test_rows_against_float64(form: RowForm, object_cache: Path) -> None:
     types = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32}
     spec: Spec = row_spec(form)
     found: dict[str, Any] = {}
-    for tensor in (*spec.inputs, spec.outputs[0].place.tensor):
-        shape = [77 if isinstance(dim, Sym) else int(dim.value) for dim in tensor.shape]  # type: ignore[union-attr]
-        found[tensor.name] = torch.randn(*shape, device="cuda").to(types[tensor.dtype])
+    for one in (*spec.inputs, spec.outputs[0].place.one):
+        shape = [77 if isinstance(dim, Sym) else int(dim.value) for dim in one.shape]  # type: ignore[union-attr]
+        found[one.name] = torch.randn(*shape, device="cuda").to(types[one.dtype])
     found["y"].fill_(float("nan"))
     Launcher(compile_cuda(spec, label="Rows", cache_directory=object_cache))(
         found, stream=torch.cuda.current_stream().cuda_stream

@@ -166,11 +166,17 @@ TILE_FN float tile_min(float x, float y) {
   return z;
 }
 TILE_FN float tile_sign(float x) { return x != x ? x : (float)(x > 0.0f) - (float)(x < 0.0f); }
-TILE_FN int tile_floordiv(int x, int y) {
-  int q = x / y;
-  return q - (int)(q * y != x && ((x < 0) != (y < 0)));
+TILE_FN int tile_abs(int x) { return x < 0 ? -x : x; }
+TILE_FN i64 tile_abs(i64 x) { return x < 0 ? -x : x; }
+template <class Int>
+TILE_FN Int rounded_down(Int x, Int y) {
+  Int q = x / y;
+  return q - (Int)(q * y != x && ((x < 0) != (y < 0)));
 }
-TILE_FN int tile_mod(int x, int y) { return x - tile_floordiv(x, y) * y; }
+TILE_FN int tile_floordiv(int x, int y) { return rounded_down(x, y); }
+TILE_FN i64 tile_floordiv(i64 x, i64 y) { return rounded_down(x, y); }
+TILE_FN int tile_mod(int x, int y) { return x - rounded_down(x, y) * y; }
+TILE_FN i64 tile_mod(i64 x, i64 y) { return x - rounded_down(x, y) * y; }
 
 // ---- reductions of a fragment over its columns; every thread of a quad gets the result ----
 struct Sum {

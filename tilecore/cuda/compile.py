@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tilecore.compile import Dump
+from tilecore.contract.expr import Const
 from tilecore.contract.spec import AttentionSpec, ScanSpec, Spec, Tensor, check
 from tilecore.cuda.beside import stage_elements
 from tilecore.cuda.emit_cuda import emit_cuda
@@ -37,6 +38,7 @@ from tilecore.trace import trace
 from tilecore.verify import verify
 
 PLACEHOLDER = "KERNEL_NAME"
+LARGEST = 1 << 31  # what extents are below
 Made = TypeVar("Made")
 
 
@@ -171,6 +173,7 @@ def generate_tiles(
 ) -> CudaSource:  # fmt: skip
     """CUDA C++ for a kernel in the tile language, with operands as `trace` takes them."""
     program = trace(function, inputs=inputs, operands=operands, extents=choice.config, reserved=RESERVED)
+    _check_extents(program)
     program = keep_scale(inline_views(program))
     verify(program)
     why = choice.why
@@ -188,6 +191,14 @@ def generate_tiles(
         text = emit_rows(plan, PLACEHOLDER)
     name = f"{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return CudaSource(name, plan, text.replace(PLACEHOLDER, name), why)
+
+
+def _check_extents(program: Program) -> None:
+    """CudaError for tensors with an extent that no kernel counts up to; others are looked at when it is launched."""
+    for tensor in (*program.inputs, *program.outputs):
+        for dim in tensor.shape:
+            if isinstance(dim, Const) and int(dim.value) >= LARGEST:
+                raise CudaError(f"{tensor} has an extent of {dim}: kernels count in 32 bits, take parts of it")
 
 
 def _planned(program: Program, choice: Choice, profile: GpuProfile) -> tuple[KernelPlan, str]:

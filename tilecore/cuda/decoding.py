@@ -21,6 +21,7 @@ from tilecore.graph import split_affine
 
 LEVEL = Var("level", DType.I32)
 RUNS = (256, 128, 64, 32, 16)  # of k, longest first
+DEEPEST = 1 << 24
 BYTES = np.arange(256)
 
 
@@ -62,6 +63,8 @@ def decoding_of(view: View) -> Decoding:
     depth = k.extent
     if not isinstance(depth, Const) or not isinstance(row.extent, Const):
         raise CudaError(f"{view.name} is {view.value} over a depth of {depth}: weights have extents that are known")
+    if int(depth.value) > DEEPEST:
+        raise CudaError(f"{view.name} is {depth} deep: weights that are decoded are looked at up to {DEEPEST}")
     every = np.arange(int(depth.value))
     if g in variables(view.value):
         raise CudaError(f"{view.name} differs along {g.name}: levels are those of one matrix")

@@ -45,7 +45,7 @@ def _slopes(value: Expr, axes: tuple[Var, Var]) -> Iterator[Slope]:
 
 
 def _steps(position: Expr, axes: tuple[Var, Var]) -> tuple[int, int] | None:
-    if not position.dtype.is_int or not set(axes) & variables(position):
+    if position.dtype is not DType.I64 or not set(axes) & variables(position):
         return None
     found: list[int] = []
     rest: Expr = position

@@ -1,7 +1,8 @@
 """Expressions as CUDA C++: scalar programs over fragment elements, indices and tensors in device memory.
 
 Comes in: an `Expr` and what its variables and loads are called. Goes out: text, with shared parts in local variables.
-Halves are held as float and rounded after every operation that gives one; indices are 32-bit, offsets 64-bit.
+Halves are held as float and rounded after every operation that gives one, bytes as int and wrapped so. Positions are
+32-bit, as extents are; integers of 64 bits that data brings have all of them, and offsets, too.
 """
 
 import math
@@ -26,7 +27,8 @@ FLOAT_CALLS = {
     "sqrt": "sqrtf", "rsqrt": "rsqrtf", "log": "logf", "log2": "log2f", "sin": "sinf", "cos": "cosf", "erf": "erff",
     "pow": "powf",
 }  # fmt: skip
-INTEGER_CALLS = {"max": "max", "min": "min", "abs": "abs", "floordiv": "tile_floordiv", "mod": "tile_mod"}
+INTEGER_CALLS = {"max": "max", "min": "min", "abs": "tile_abs", "floordiv": "tile_floordiv", "mod": "tile_mod"}
+NARROW = {DType.I8: "signed char", DType.U8: "u8", DType.I16: "short"}  # held as int
 Names = Mapping[Expr, str]
 RESERVED = frozenset({
     "ahead", "base", "before", "before_phase", "chunk", "coming", "consumers", "early", "first", "first_chunk", "found",
@@ -107,8 +109,12 @@ class Values:
         args = [self.text(arg, guarded=guarded) for arg in op.args]
         if op.name == "div" and op.dtype is DType.F32 and isinstance(op.args[1], Load) and len(op.args[1].index) == 1:
             return f"({args[0]} * (1.0f / {args[1]}))"  # the reciprocal of a row's value is computed once
+        if op.dtype is DType.I64 and op.name != "cast" and brings_data(op):
+            args = [f"(i64)({arg})" for arg in args]
         text = _operation(op, args)
-        return rounded(op.dtype, text) if op.dtype in HALVES else text
+        if op.dtype in HALVES:
+            return rounded(op.dtype, text)
+        return f"(int)({NARROW[op.dtype]})({text})" if op.dtype in NARROW else text
 
     def _select(self, op: Op, guarded: bool) -> str:
         sides = [self.text(arg, guarded=guarded or any(_memory(load) for load in loads(arg))) for arg in op.args[1:]]
@@ -125,6 +131,13 @@ class Values:
                 return f"fmaf({self.text(x, guarded=guarded)}, {literal(const(factor, DType.F32))}, -({row}))"
             case _:
                 return None
+
+
+def brings_data(expr: Expr) -> bool:
+    """Whether an integer is more than arithmetic of positions and extents, which 32 bits hold."""
+    if isinstance(expr, Op):
+        return expr.name == "cast" or any(arg.dtype is DType.I64 and brings_data(arg) for arg in expr.args)
+    return isinstance(expr, Load)
 
 
 def _memory(load: Load) -> bool:
@@ -160,7 +173,7 @@ def _cast(source: DType, target: DType, text: str) -> str:
         raise CudaError(f"a cast to {target} has no CUDA form yet: {target} tensors are operands of products")
     if target in HALVES:
         return text if source is target else f"(float)({text})"
-    if source.is_float and target in (DType.I8, DType.U8, DType.I16):
+    if source.is_float and target in NARROW:
         raise CudaError(f"a cast of {source} to {target} has no CUDA form yet")
     return f"({held(target)})({text})"
 
@@ -171,7 +184,7 @@ def held(dtype: DType) -> str:
         if dtype is DType.F64:
             raise CudaError("f64 has no CUDA form: cast to f32")
         return "float"
-    return "bool" if dtype is DType.BOOL else "int"
+    return {DType.BOOL: "bool", DType.I64: "i64"}.get(dtype, "int")
 
 
 def rounded(dtype: DType, text: str) -> str:
@@ -197,7 +210,7 @@ def read(tensor: Tensor, offset: str) -> str:
     text = f"{pointer(tensor)}[{offset}]"
     if tensor.dtype in HALVES:
         return f"from_{tensor.dtype}({text})"
-    return f"(int)({text})" if tensor.dtype is DType.I64 else f"({text} != 0)" if tensor.dtype is DType.BOOL else text
+    return f"({text} != 0)" if tensor.dtype is DType.BOOL else text
 
 
 def stored(dtype: DType, text: str) -> str:
