@@ -161,7 +161,7 @@ def test_rows_against_float64(form: RowForm, object_cache: Path) -> None:
     types = {BF16: torch.bfloat16, F16: torch.float16, F32: torch.float32}
     spec: Spec = row_spec(form)
     found: dict[str, Any] = {}
-    for one in (*spec.inputs, spec.outputs[0].place.one):
+    for one in (*spec.inputs, spec.outputs[0].place.tensor):
         shape = [77 if isinstance(dim, Sym) else int(dim.value) for dim in one.shape]  # type: ignore[union-attr]
         found[one.name] = torch.randn(*shape, device="cuda").to(types[one.dtype])
     found["y"].fill_(float("nan"))
