@@ -111,7 +111,11 @@ class Native:
 
         `inputs` and `outputs` are addresses; None where nothing is read.
         """
-        scratch = np.full(_COUNT(self.table.scratch)(symbols) + LINE, 0xFF, np.uint8)
+        size = _COUNT(self.table.scratch)(symbols)
+        try:
+            scratch = np.full(size + LINE, 0xFF, np.uint8)
+        except MemoryError as error:
+            raise KernelError(f"{self.name}: no memory for the {size} bytes of its tiles: use smaller ones") from error
         base = scratch[-scratch.ctypes.data % LINE :].ctypes.data
         read = (ctypes.c_void_p * max(1, len(inputs)))(*inputs)
         written = (ctypes.c_void_p * max(1, len(outputs)))(*outputs)

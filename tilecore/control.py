@@ -6,17 +6,18 @@ Comes in: extents and conditions. Goes out: scopes of the trace in progress, who
 
 import builtins
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 from tilecore import ir
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Op, Var, const
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, const, substitute, variables
 from tilecore.errors import TileError, user_frame, user_span
 from tilecore.span import Span, span_of_frame
-from tilecore.tracer import Handle, Scope, SignatureKnownError, Tracer, current, names_assigned
+from tilecore.tracer import Handle, Scope, SignatureKnownError, Tracer, current, names_assigned, unpacked
 from tilecore.value import Operand, Value, extent, index, lift, operate
 
 
@@ -45,6 +46,7 @@ class Kernel:
     def __enter__(self) -> Any:
         frame = user_frame()
         names = names_assigned(frame, len(self.extents) + (self.split is not None), "task")
+        _check_unpacked(frame, len(names), "T.Kernel")
         if self.split is not None and self.split > 1:
             self.extents.append(extent(self.split))
         axes = [Var(self.tracer.unique(name), extent=size) for name, size in zip(names, self.extents, strict=False)]
@@ -88,6 +90,7 @@ def vectorized(start: Operand, stop: Operand | None = None) -> Iterator[Any]:
 def _parallel(extents: list[Expr], span: Span, vector_axis: int | None = None) -> Iterator[Any]:
     tracer = current("T.Parallel")
     names = names_assigned(user_frame(), len(extents), "i")
+    _check_unpacked(user_frame(), len(names), "T.Parallel")
     axes = tuple(Var(tracer.unique(name), extent=size) for name, size in zip(names, extents, strict=True))
     scope = tracer.open("parallel", span)
     values = tuple(Value(axis) for axis in axes)
@@ -99,16 +102,70 @@ def _parallel(extents: list[Expr], span: Span, vector_axis: int | None = None) -
         if not whole:
             tracer.abandon(scope, "T.Parallel loop")
     body = tracer.close(scope)
-    stores = tuple(stmt for stmt in body if isinstance(stmt, ir.Store))
-    plain = tuple(store for store in stores if not _reduces(tracer, store, axes))
+    if vector_axis is not None:
+        tracer.vector_axes[axes[vector_axis % len(axes)]] = span
+    if tracer.scopes[-1].elementwise:
+        tracer.emit(ir.Parallel(axes, body, span))  # type: ignore[arg-type]  # `_spread` takes it apart
+        return
+    for stmt in _spread(tracer, body, axes, span):
+        tracer.emit(stmt)
+    tracer.vector_axes.clear()
+
+
+def _spread(tracer: Tracer, body: tuple[ir.Stmt, ...], axes: tuple[Var, ...], span: Span) -> Iterator[ir.Stmt]:
+    """`body` for every point of `axes`: statements one after the other, each for all points, which are independent."""
+    for loops, run in itertools.groupby(body, lambda stmt: not isinstance(stmt, ir.Store)):
+        if not loops:
+            yield from _pointwise(tracer, tuple(stmt for stmt in run if isinstance(stmt, ir.Store)), axes, span)
+            continue
+        for stmt in run:
+            moving = [axis.name for expr in ir.expressions(stmt) for axis in axes if axis in variables(expr)]
+            if moving:
+                raise TileError(
+                    f"the bounds of this loop differ between points of T.Parallel: they depend on {moving[0]}",
+                    stmt.span,
+                    instead=f"bounds without {moving[0]}, and `if` in the body of the loop",
+                )
+            if isinstance(stmt, ir.For):
+                yield dataclasses.replace(stmt, body=tuple(_spread(tracer, stmt.body, axes, span)))
+            elif isinstance(stmt, ir.Parallel):
+                yield from _spread(tracer, stmt.body, (*axes, *stmt.axes), span)
+
+
+def _pointwise(
+    tracer: Tracer, stores: tuple[ir.Store, ...], axes: tuple[Var, ...], span: Span
+) -> Iterator[ir.Stmt]:  # fmt: skip
+    """One `Parallel` with axes of its own, and a reduction for each store to a reducer."""
+    own = tuple(_own(tracer, axis) for axis in axes)
+    fresh: dict[Expr, Expr] = dict(zip(axes, own, strict=True))
+    stores = tuple(
+        dataclasses.replace(
+            store,
+            index=tuple(substitute(entry, fresh) for entry in store.index),
+            value=substitute(store.value, fresh),
+            guard=None if store.guard is None else substitute(store.guard, fresh),
+        )
+        for store in stores
+    )
+    for axis, place in zip(axes, own, strict=True):
+        if axis in tracer.vector_axes:
+            names = ",".join(each.name for each in own)
+            note = ir.Annotation("vector_axis", names, own.index(place), tracer.vector_axes[axis])
+            tracer.annotations.append(note)
+    plain = tuple(store for store in stores if not _reduces(tracer, store, own))
     if plain:
-        tracer.emit(ir.Parallel(axes, plain, span))
+        yield ir.Parallel(own, plain, span)
     for store in stores:
         if store not in plain:
-            _reduce_into(tracer, store, axes)
-    if vector_axis is not None:
-        names = ",".join(axis.name for axis in axes)
-        tracer.annotations.append(ir.Annotation("vector_axis", names, vector_axis % len(axes), span))
+            yield from _reduced_into(tracer, store, own)
+
+
+def _own(tracer: Tracer, axis: Var) -> Var:
+    """`axis` where it is used first, after that another of its extent: no two loops share a variable."""
+    if axis not in tracer.spread:
+        tracer.spread.add(axis)
+        return axis
+    return Var(tracer.unique(axis.name), extent=axis.extent)
 
 
 def _reduces(tracer: Tracer, store: ir.Store, axes: tuple[Var, ...]) -> builtins.bool:
@@ -120,7 +177,7 @@ def _reduces(tracer: Tracer, store: ir.Store, axes: tuple[Var, ...]) -> builtins
     )
 
 
-def _reduce_into(tracer: Tracer, store: ir.Store, axes: tuple[Var, ...]) -> None:
+def _reduced_into(tracer: Tracer, store: ir.Store, axes: tuple[Var, ...]) -> Iterator[ir.Stmt]:
     """`r[i] += value` over (i, j), as a tile of values and its reduction over j."""
     kind = tracer.reducers[store.target.name]
     own = Load(store.target, store.index)
@@ -139,10 +196,10 @@ def _reduce_into(tracer: Tracer, store: ir.Store, axes: tuple[Var, ...]) -> None
     tracer.versions[tile.name] = tracer.tick()
     written = ir.Store(tile, axes, value, store.span, store.guard)
     if store.guard is not None:
-        tracer.emit(ir.Fill(tile, const({"sum": 0.0, "max": -math.inf, "min": math.inf}[kind], tile.dtype), store.span))
-    tracer.emit(ir.Parallel(axes, (written,), store.span), writes=tile)
+        yield ir.Fill(tile, const({"sum": 0.0, "max": -math.inf, "min": math.inf}[kind], tile.dtype), store.span)
+    yield ir.Parallel(axes, (written,), store.span)
     missing = next(number for number, axis in enumerate(axes) if axis not in store.index)
-    tracer.emit(ir.Reduce(kind, tile, store.target, missing, False, store.span), writes=store.target)
+    yield ir.Reduce(kind, tile, store.target, missing, False, store.span)
 
 
 REDUCERS = {"sum": "add", "max": "max", "min": "min"}
@@ -153,7 +210,29 @@ def Pipelined(start: Operand, stop: Operand | None = None, num_stages: int = 2, 
     return _loop(start, stop, "pipelined", builtins.max(1, num_stages))
 
 
-def serial(start: Operand, stop: Operand | None = None, step: Operand | None = None) -> Iterator[Value]:
+def Persistent(domain: Sequence[Operand], wave_size: Operand, task: Operand, group_size: Any = None) -> Iterator[Any]:
+    """`for x, y in T.Persistent([m, n], tasks, t):` the points of [m, n] that task `t` of `tasks` does, in order.
+
+    They are dealt out one by one, the first axis moving fastest. `group_size` is for the caches of GPUs.
+    """
+    total: Any = 1
+    for size in domain:
+        total = total * size
+    turns = (total - index(task) + wave_size - 1) // wave_size
+    return (_point(domain, turn * wave_size + task) for turn in _loop(turns, None, "serial", 1))
+
+
+def _point(domain: Sequence[Operand], number: Value) -> Any:
+    found: list[Value] = []
+    for size in domain[:-1]:
+        found.append(number % size)
+        number = number // size
+    return (*found, number) if found else number
+
+
+def serial(
+    start: Operand, stop: Operand | None = None, step: Operand | None = None, **hints: Any
+) -> Iterator[Value]:  # fmt: skip
     """A loop in order."""
     if step is None:
         return _loop(start, stop, "serial", 1)
@@ -185,7 +264,11 @@ def _loop(start: Operand, stop: Operand | None, kind: str, stages: int) -> Itera
     bounds = index(first), index(last)
     tracer = current(f"a {kind} loop")
     tracer.uses(*bounds)
-    return _iterations(bounds[0].expr, bounds[1].expr, kind, stages, user_span())
+    begin, end = (bound.expr for bound in bounds)
+    span = user_span()
+    if isinstance(begin, Const) and begin.value:  # counted from 0, so that indices are proved inside tiles
+        return (bounds[0] + turn for turn in _iterations(const(0), end - begin, kind, stages, span))
+    return _iterations(begin, end, kind, stages, span)
 
 
 def _iterations(start: Expr, stop: Expr, kind: str, stages: int, span: Span) -> Iterator[Value]:
@@ -277,6 +360,8 @@ class While:
         self.condition = lift(condition)
         if self.condition.dtype is not DType.BOOL:
             _fail(f"the condition is {self.condition.dtype}", "a comparison: T.While(x != 0)")
+        if self.tracer.scopes and self.tracer.scopes[-1].elementwise:
+            _fail("a T.While inside T.Parallel", "T.While around T.Parallel, or T.serial with `if` in its body")
         self.tracer.uses(self.condition)
         self.scope: Scope | None = None
 
@@ -304,6 +389,25 @@ def assert_(condition: Operand, message: str = "the assertion does not hold") ->
 device_assert = assert_
 
 
+def assume(condition: Operand) -> None:
+    """What the author knows to hold. Nothing is made of it: `T.assert_` checks it."""
+    if lift(condition).dtype is not DType.BOOL:
+        _fail(f"the condition is {lift(condition).dtype}", "a comparison: T.assume(x >= 0)")
+
+
+def get_block_binding(axis: int = 0) -> Value:
+    """The index of this task along one axis of `T.Kernel`, as `with T.Kernel(…) as …` names it."""
+    return get_block_bindings()[axis]
+
+
+def get_block_bindings() -> tuple[Value, ...]:
+    """The indices of this task along every axis of `T.Kernel`."""
+    grid = current("T.get_block_binding").grid
+    if grid is None:
+        _fail("T.get_block_binding outside of T.Kernel", "`with T.Kernel(…) as …:` first")
+    return tuple(Value(axis) for axis in grid)
+
+
 def print(*values: Any, msg: str = "") -> None:
     """Write numbers, or all elements of one tile, to standard output when the kernel runs: for debugging."""
     tracer = current("T.print")
@@ -316,6 +420,12 @@ def print(*values: Any, msg: str = "") -> None:
     numbers = tuple(lift(value) for value in others)
     tracer.uses(*numbers)
     tracer.emit(ir.Print(message, tuple(number.expr for number in numbers), user_span()))
+
+
+def _check_unpacked(frame: FrameType, count: int, what: str) -> None:
+    wanted = unpacked(frame)
+    if wanted is not None and wanted != count:
+        _fail(f"{what} of {count} extents and {wanted} names", "one name for each extent")
 
 
 def _fail(message: str, instead: str) -> NoReturn:

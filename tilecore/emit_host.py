@@ -152,7 +152,7 @@ def _quoted(expr: Expr) -> str:
 def _shape(signature: Signature, symbols: list[str], names: Mapping[str, str]) -> str:
     lines = [
         "static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {",
-        "    (void)symbols;",
+        "    (void)symbols;" if any(tensor.shape for tensor in signature.outputs) else "    (void)symbols; (void)dims;",
         *symbols,
         "    switch (output) {",
     ]
@@ -171,7 +171,7 @@ def _tables(signature: Signature) -> list[str]:
         if tensor.shape:
             lines.append(f"static const tile_dim dims_{i}[] = {{{dims}}};")
         rows.append(f"{{{tensor.dtype.row.onnx}, {len(tensor.shape)}, {f'dims_{i}' if tensor.shape else 'NULL'}}}")
-    return [*lines, f"static const tile_output tile_outputs[] = {{{', '.join(rows)}}};"]
+    return [*lines, f"static const tile_output tile_outputs[] = {{{', '.join(rows) or '{0, 0, NULL}'}}};"]
 
 
 def _dim_row(dim: Expr, inputs: tuple[Tensor, ...]) -> str:

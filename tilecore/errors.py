@@ -27,6 +27,10 @@ class TileError(Exception):
         return f"{text}\n  instead: {self.instead}" if self.instead else text
 
 
+class UnknownNameError(TileError, AttributeError):
+    """A name that the tile language does not have."""
+
+
 def user_frame() -> FrameType:
     """The innermost frame of the kernel's author."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]

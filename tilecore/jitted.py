@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from tilecore.script import PrimFunc, scripted
 from tilecore.toolchain import Toolchain, find_toolchain
 from tilecore.trace import trace_all
 from tilecore.tracer import Eager, Handle, SignatureKnownError, TensorType
+from tilecore.value import described
 
 DEFAULT_CACHE = Path.home() / ".cache" / "tilefuse"
 NAME = "KERNEL_NAME"
@@ -238,6 +240,9 @@ def build(
     else:
         returned = tuple(_picked(parameters, settings.out_idx))
     target = detect_target()
+    written = {tensor.name for program in programs for tensor in program.outputs}
+    for idle in (tensor for tensor in returned if tensor not in written):
+        raise KernelError(f"{function.__name__} returns {idle}, which nothing in it writes")
     steps = tuple(compile_program(program, settings) for program in programs)
     threads = settings.threads or len(os.sched_getaffinity(0))
     shown = {**(config or {}), **extents, "target": target.name} | ({"why": why} if why else {})
@@ -268,8 +273,12 @@ def _returned(result: Any, eager: Eager, name: str) -> tuple[str, ...]:
     found: list[str] = []
     for handle in handles:
         if not isinstance(handle, Handle) or all(handle is not made for made in eager.made):
-            raise KernelError(f"{name} returns {handle!r}: a kernel returns what T.empty made")
+            raise KernelError(f"{name} returns {described(handle)}: a kernel returns what T.empty made")
         found.append(handle.source.name)
+    for made in eager.made:
+        if made.source.name not in found:
+            advice = "return it, or use T.alloc_global for what one T.Kernel hands to the next"
+            raise KernelError(f"{name} makes {made.source.name} by T.empty and does not return it: {advice}")
     return tuple(found)
 
 
@@ -330,7 +339,7 @@ class Jit:
         functools.update_wrapper(self, function)
         self.original = function
         self.settings = settings
-        self.is_factory = "prim_func" in function.__code__.co_names
+        self.is_factory = _names(function.__code__, "prim_func")
         self.function = function if self.is_factory else scripted(function)
         self.kernels: dict[Any, JitKernel] = {}
         annotations = [p.annotation for p in inspect.signature(function, eval_str=True).parameters.values()]
@@ -405,6 +414,11 @@ class Jit:
             self.function, self.settings, operands=operands, config={**python, **solved}, eager=eager
         )
         return self.kernels[key]
+
+
+def _names(code: CodeType, name: str) -> bool:
+    """Whether a function, or one inside it, mentions a global or an attribute of this name."""
+    return name in code.co_names or any(_names(each, name) for each in code.co_consts if isinstance(each, CodeType))
 
 
 def build_prim(made: PrimFunc, settings: Settings, config: Mapping[str, Any]) -> JitKernel:

@@ -5,6 +5,8 @@ statements to the program being traced, or build scalar expressions. Loops over 
 else works on whole tiles. The names and spellings are TileLang's, so that its kernels run with another import.
 """
 
+import difflib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +16,23 @@ from tilecore.control import (
     If,
     Kernel,
     Parallel,
+    Persistent,
     Pipelined,
     Serial,
     Unroll,
     Vectorized,
     While,
     assert_,
+    assume,
     device_assert,
+    get_block_binding,
+    get_block_bindings,
     print,
     serial,
     unroll,
     vectorized,
 )
-from tilecore.errors import TileError, user_span
+from tilecore.errors import UnknownNameError, user_span
 from tilecore.scalars import (
     Cast,
     Select,
@@ -40,6 +46,7 @@ from tilecore.scalars import (
     cast,
     ceil,
     ceildiv,
+    clamp,
     cos,
     dtype_of,
     erf,
@@ -58,6 +65,7 @@ from tilecore.scalars import (
     int16,
     int32,
     int64,
+    isfinite,
     isinf,
     isnan,
     ldexp,
@@ -87,6 +95,7 @@ from tilecore.tiles import (
     Buffer,
     GemmWarpPolicy,
     Tensor,
+    all_of,
     alloc_fragment,
     alloc_global,
     alloc_local,
@@ -98,11 +107,15 @@ from tilecore.tiles import (
     annotate_padding,
     annotate_safe_value,
     annotate_tasks,
+    any_of,
     atomic_add,
+    atomic_addx2,
+    atomic_addx4,
     atomic_max,
     atomic_min,
     clear,
     copy,
+    cummax,
     cumsum,
     disable_warp_group_reg_alloc,
     dynamic,
@@ -127,6 +140,7 @@ from tilecore.tiles import (
     rows,
     symbolic,
     sync_threads,
+    transpose,
     use_swizzle,
     view,
 )
@@ -144,6 +158,7 @@ __all__ = [
     "If",
     "Kernel",
     "Parallel",
+    "Persistent",
     "Pipelined",
     "PrimExpr",
     "Select",
@@ -154,6 +169,7 @@ __all__ = [
     "Vectorized",
     "While",
     "abs",
+    "all_of",
     "alloc_fragment",
     "alloc_global",
     "alloc_local",
@@ -165,8 +181,12 @@ __all__ = [
     "annotate_padding",
     "annotate_safe_value",
     "annotate_tasks",
+    "any_of",
     "assert_",
+    "assume",
     "atomic_add",
+    "atomic_addx2",
+    "atomic_addx4",
     "atomic_max",
     "atomic_min",
     "auto",
@@ -179,10 +199,12 @@ __all__ = [
     "cast",
     "ceil",
     "ceildiv",
+    "clamp",
     "clear",
     "const",
     "copy",
     "cos",
+    "cummax",
     "cumsum",
     "device_assert",
     "disable_warp_group_reg_alloc",
@@ -203,6 +225,8 @@ __all__ = [
     "floordiv",
     "floormod",
     "gemm",
+    "get_block_binding",
+    "get_block_bindings",
     "half",
     "if_then_else",
     "infinity",
@@ -211,6 +235,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "isfinite",
     "isinf",
     "isnan",
     "join",
@@ -254,6 +279,7 @@ __all__ = [
     "sync_threads",
     "tanh",
     "thread_only",
+    "transpose",
     "uint4",
     "uint8",
     "unroll",
@@ -274,16 +300,32 @@ thread_only = {
     "call_extern": "the same work in the tile language",
     "import_source": "the same work in the tile language",
     "dp4a": "T.gemm of int8 tiles",
-    "Persistent": "T.Kernel over all tiles: tasks are dealt out to threads by the host",
     "ws": "the statements alone: there are no warps to specialise",
     "im2col": "T.Parallel with the index arithmetic of the window",
+    "access_ptr": "the tile itself, or an element of it",
+    "sync_grid": "two T.Kernel, one after the other",
+    "alloc_barrier": "the statements alone: they run in order",
+    "alloc_tmem": "T.alloc_fragment",
+    "ClusterKernel": "T.Kernel",
+    "tma_copy": "T.copy",
+    "gemm_sp": "T.gemm of dense tiles",
+    "loop_break": "T.While with a flag, or `if` around the rest of the body",
 }
 
 
+GPU_NAMES = re.compile(
+    "mbarrier_|barrier_|tcgen05_|wgmma_|mma_|ptx_|cp_async_|tma_|warp_|shfl_|WS|clc_|block_rank_|fence_"
+)
+
+
 def __getattr__(name: str) -> Any:
-    if name in thread_only:
-        raise TileError(f"T.{name} is for GPU threads", user_span(), instead=thread_only[name])
-    raise AttributeError(f"the tile language has no T.{name}")
+    instead = thread_only.get(name, "" if GPU_NAMES.match(name) is None else "the tile's own statement, such as T.copy")
+    if instead:
+        raise UnknownNameError(f"T.{name} is for GPU threads", user_span(), instead=instead)
+    if name.startswith("__"):
+        raise AttributeError(name)
+    near = ", ".join(f"T.{known}" for known in difflib.get_close_matches(name, __all__))
+    raise UnknownNameError(f"the tile language has no T.{name}", user_span(), instead=near)
 
 
 def prim_func(function: Callable[..., Any]) -> PrimFunc:

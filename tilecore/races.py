@@ -120,6 +120,30 @@ def _factor(entry: Expr, axis: Var) -> Expr | None:
     return factor if nonnegative(factor - 1) or nonnegative(-factor - 1) else None
 
 
+def tasks_meet(index: Index, task: Var, points: tuple[Var, ...]) -> bool:
+    """Whether tasks `task` and `task` + 1 are proved to write one element, `points` being what each walks through.
+
+    They do where the index is the same for both, or where a step along one of `points`, which appears in the same entry
+    only, is as long as the step from one task to the next.
+    """
+    if task.extent == Const(1, task.dtype):
+        return False
+    moved = [entry for entry in index if task in variables(entry)]
+    numbers: list[dict[Expr, Expr]] = [{task: Const(number, task.dtype)} for number in (0, 1)]
+    if all(substitute(entry, numbers[0]) == substitute(entry, numbers[1]) for entry in moved):
+        return True
+    stride = _factor(moved[0], task) if len(moved) == 1 else None
+    if stride is None:
+        return False
+    for point in points:
+        step = _factor(moved[0], point) if sum(point in variables(entry) for entry in index) == 1 else None
+        if isinstance(step, Const) and isinstance(stride, Const) and isinstance(point.extent, Const):
+            steps, rest = divmod(int(stride.value), int(step.value))
+            if rest == 0 and 0 < abs(steps) < point.extent.value:
+                return True
+    return False
+
+
 def _apart(first: Index, second: Index, axes: tuple[Var, ...]) -> bool:
     """Whether two points can meet only where they are one point: equal indices, or indices that never meet."""
     if first == second:

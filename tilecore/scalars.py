@@ -258,6 +258,16 @@ def min(x: Operand, y: Operand) -> Value:
     return operate("min", x, y)
 
 
+def clamp(x: Operand, low: Operand, high: Operand) -> Value:
+    """`x`, moved to `low` or `high` where it lies beyond them; NaN stays NaN."""
+    return max(min(x, high), low)
+
+
+def isfinite(x: Operand) -> Value:
+    """True where `x` is neither NaN nor infinite."""
+    return operate("not", operate("or", isnan(x), isinf(x)))
+
+
 def _limits(dtype: DType) -> tuple[float | int, float | int]:
     if dtype is DType.BOOL:
         return 0, 1

@@ -219,7 +219,8 @@ def scripted(function: Callable[..., Any]) -> Callable[..., Any]:
     cells = _cells(definition)
     _check_kept(definition, cells, code.co_filename)
     rewritten = _Rewriter(cells, _parameters(definition)).visit(definition)
-    inner = _compiled(rewritten, [*code.co_freevars, HOOKS], code.co_filename)
+    free = [name for name in code.co_freevars if name != HOOKS]  # a function inside a rewritten one has it already
+    inner = _compiled(rewritten, [*free, HOOKS], code.co_filename)
     known = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     known[HOOKS] = types.CellType(Hooks)
     closure = tuple(known[name] for name in inner.co_freevars)

@@ -5,6 +5,7 @@ Comes in: handles of tiles and operands. Goes out: statements on whole tiles app
 
 import builtins
 import enum
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from tilecore import ir
@@ -23,8 +24,9 @@ from tilecore.tracer import (
     reshaped_index,
     settled,
     tiles_of,
+    written_tile,
 )
-from tilecore.value import Operand, Value, assigned, described, extent, plain
+from tilecore.value import Operand, Value, assigned, convert, described, extent, operate, plain
 
 Flag = builtins.bool
 
@@ -182,16 +184,32 @@ class GemmWarpPolicy(enum.Enum):
 
 
 def fill(dst: Any, value: Operand) -> None:
-    """Every element of `dst` = `value`."""
+    """Every element of `dst`, a tile, a slice of a tile or an output, or one element, = `value`."""
+    tracer, span = current("T.fill"), user_span()
+    if isinstance(dst, Region | Value):
+        _fill_part(dst, value)
+        return
     target = _target(dst, "T.fill")
     stored = assigned(value, target.dtype)
-    tracer = current("T.fill")
     tracer.uses(stored)
-    tracer.emit(ir.Fill(target, stored.expr, user_span()), writes=target)
+    tracer.emit(ir.Fill(target, stored.expr, span), writes=target)
 
 
-def clear(dst: Handle) -> None:
-    """Every element of `dst` = 0."""
+def _fill_part(dst: Region | Value, value: Operand) -> None:
+    tracer, span = current("T.fill"), user_span()
+    place = written_tile(dst)
+    target = place.source
+    assert not isinstance(target, View)
+    axes = tuple(Var(tracer.unique("i"), extent=size) for size in place.shape)
+    position = tuple(start + axis for start, axis in zip(place.origin, axes, strict=True)) if axes else place.origin
+    stored = assigned(value, target.dtype)
+    tracer.uses(stored)
+    store = ir.Store(target, position, stored.expr, span)
+    tracer.emit(ir.Parallel(axes, (store,), span) if axes else store, writes=target)
+
+
+def clear(dst: Any) -> None:
+    """Every element of `dst`, as in `fill`, = 0."""
     fill(dst, False if dst.dtype is DType.BOOL else 0)
 
 
@@ -273,6 +291,73 @@ def cumsum(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag =
     current("T.cumsum").emit(ir.CumSum(source, target, dim % rank, reverse, user_span()), writes=target)
 
 
+def cummax(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag = False) -> None:
+    """`dst` (or `src` itself) = the largest so far of `src` along axis `dim`, from its end with `reverse`."""
+    source = _buffer(src, "T.cummax")
+    target = _target(src if dst is None else dst, "T.cummax")
+    rank = len(source.shape)
+    if not -rank <= dim < rank:
+        _fail(f"{src} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
+    if source.shape != target.shape or source.dtype is not target.dtype:
+        _fail(f"T.cummax of {src} into {Handle(target)}", "a result of the same shape and type")
+    tracer, span, axis = current("T.cummax"), user_span(), dim % rank
+    if source != target:
+        copy(src, Handle(target))
+    turn = Var(tracer.unique("k"), extent=target.shape[axis] - 1)
+    axes = tuple(Var(tracer.unique("i"), extent=size) for size in target.shape)
+    last = target.shape[axis] - 1
+    places = (last - turn - 1, last - turn) if reverse else (turn + 1, turn)
+    here, before = ((*axes[:axis], along, *axes[axis + 1 :]) for along in places)
+    value = binary("max", Load(target, before), Load(target, here))
+    others = tuple(each for position, each in enumerate(axes) if position != axis)
+    store = ir.Store(target, here, value, span)
+    body = ir.Parallel(others, (store,), span) if others else store
+    tracer.emit(ir.For(turn, const(0), "serial", (body,), 1, span), writes=target)
+
+
+def transpose(src: Handle, dst: Handle) -> None:
+    """`dst`[…, j, i] = `src`[…, i, j] for tiles of two axes or more."""
+    source, target = _buffer(src, "T.transpose"), _target(dst, "T.transpose")
+    if len(source.shape) < 2 or target.shape != (*source.shape[:-2], source.shape[-1], source.shape[-2]):
+        _fail(f"T.transpose of {src} into {dst}", "a result with the last two axes exchanged")
+    tracer, span = current("T.transpose"), user_span()
+    axes = tuple(Var(tracer.unique("i"), extent=size) for size in target.shape)
+    value = assigned(Value(Load(source, (*axes[:-2], axes[-1], axes[-2]))), target.dtype).expr
+    tracer.emit(ir.Parallel(axes, (ir.Store(target, axes, value, span),), span), writes=target)
+
+
+def any_of(tile: Any) -> Value:
+    """Whether any element of a tile, an operand or a slice is not 0."""
+    return _joined_truth(tile, "T.any_of", "max")
+
+
+def all_of(tile: Any) -> Value:
+    """Whether every element of a tile, an operand or a slice is other than 0."""
+    return _joined_truth(tile, "T.all_of", "min")
+
+
+def _joined_truth(tile: Any, what: str, kind: str) -> Value:
+    tracer, span = current(what), user_span()
+    if isinstance(tile, Handle):
+        tile = settled(tile)
+    if not isinstance(tile, Handle | Region):
+        _fail(f"{what} of {described(tile)}", "a tile, an operand or a slice of one")
+    source = tile.source
+    shape = tile.tile.shape if isinstance(tile, Region) else source.shape
+    origin = tile.tile.origin if isinstance(tile, Region) else (const(0),) * len(shape)
+    axes = tuple(Var(tracer.unique("i"), extent=size) for size in shape)
+    flags = allocate((1, plain(_count(shape))), DType.I32, "fragment")
+    found = allocate((1,), DType.I32, "fragment")
+    read = Value(Load(source, tuple(start + axis for start, axis in zip(origin, axes, strict=True))))
+    truth = convert(read if read.dtype is DType.BOOL else operate("ne", read, 0), DType.I32)
+    flat = reshaped_index(axes, shape, (_count(shape),))
+    assert isinstance(flags.source, ir.Buffer)
+    store = ir.Store(flags.source, (const(0), *flat), truth.expr, span)
+    tracer.emit(ir.Parallel(axes, (store,), span), writes=flags.source)
+    reduce(flags, found, kind, dim=1)
+    return found[0] != 0
+
+
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:
     """Add `value` to an element, or a tile to a rectangle, of an output that other tasks add to as well.
 
@@ -289,6 +374,27 @@ def atomic_max(dst: Any, value: Any, memory_order: str | None = None, **hints: A
 def atomic_min(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:
     """Lower an element, or a rectangle, of an output to `value`."""
     _update(dst, value, "min")
+
+
+def atomic_addx2(dst: Any, value: Any, **hints: Any) -> None:
+    """Add two neighbours along the last axis, from the elements `dst` and `value` on."""
+    _update_neighbours(dst, value, 2)
+
+
+def atomic_addx4(dst: Any, value: Any, **hints: Any) -> None:
+    """Add four neighbours along the last axis, from the elements `dst` and `value` on."""
+    _update_neighbours(dst, value, 4)
+
+
+def _update_neighbours(dst: Any, value: Any, count: int) -> None:
+    sides: list[Load] = []
+    for side in (dst, value):
+        if not isinstance(side, Value) or not isinstance(side.expr, Load):
+            _fail(f"T.atomic_addx{count} with {described(side)}", "the first element of each side: C[i, j]")
+        sides.append(side.expr)
+    for step in range(count):
+        moved = [replace(side, index=(*side.index[:-1], side.index[-1] + step)) for side in sides]
+        _update_element(Value(moved[0], dst.reads), Value(moved[1], value.reads), "add")
 
 
 def _update(dst: Any, value: Any, kind: str) -> None:
@@ -425,8 +531,15 @@ def use_swizzle(*arguments: Any, **hints: Any) -> None:
     """The order of tiles for a GPU's cache: nothing on a CPU."""
 
 
-no_set_max_nreg = annotate_l2_hit_ratio = annotate_safe_value = annotate_padding = use_swizzle
+no_set_max_nreg = annotate_l2_hit_ratio = annotate_padding = use_swizzle
 disable_warp_group_reg_alloc = sync_threads = use_swizzle
+
+
+def annotate_safe_value(values: Any) -> None:
+    """What lies outside of tensors. It is 0 here: TileError for another number."""
+    for tensor, value in dict(values).items():
+        if value != 0:
+            _fail(f"{value!r} outside of {described(tensor)}, where 0 is read", f"T.if_then_else(inside, …, {value!r})")
 
 
 def _converted(source: ir.Buffer, dtype: DType) -> ir.Buffer:

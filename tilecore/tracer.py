@@ -16,7 +16,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, apply, cast, const, reinterpret, walk
 from tilecore.contract.spec import Place, Tensor, View, tensor_view
 from tilecore.errors import TileError, user_frame, user_span
-from tilecore.ir import Annotation, Buffer, Parallel, Stmt, Store, Tile
+from tilecore.ir import Annotation, Buffer, For, Parallel, Stmt, Store, Tile
 from tilecore.span import Span, span_of_frame
 from tilecore.value import Reads, Value, assigned, described, extent, index, plain, reinterpreted
 
@@ -75,7 +75,7 @@ class Handle:
         parts = self._parts(position)
         if any(isinstance(part, slice) for part in parts):
             return Region(self, self._tile(parts))
-        entries = tuple(index(part) for part in parts)
+        entries = self._entries(parts)
         reads: Reads = frozenset().union(*(entry.reads for entry in entries))
         if isinstance(self.source, Buffer):
             reads |= {(self.source.name, current("reading a tile").versions[self.source.name])}
@@ -92,7 +92,7 @@ class Handle:
         if any(isinstance(part, slice) for part in parts):
             _fail("a slice cannot be assigned", "T.copy(source, tile[…]) or T.fill(tile, value)")
         target = self.target("assigned")
-        entries = tuple(index(part) for part in parts)
+        entries = self._entries(parts)
         stored = assigned(value, self.dtype)
         if self.bits is not None:
             stored = reinterpreted(stored, target.dtype)
@@ -100,6 +100,15 @@ class Handle:
 
     def __iter__(self) -> Iterator[Any]:
         _fail(f"{self.source.name} cannot be iterated", "`for i, j in T.Parallel(*tile.shape):` and tile[i, j]")
+
+    def _refuse(self, *_: object) -> NoReturn:
+        _fail(
+            f"arithmetic of {self}, which is a whole tile",
+            "`for i, j in T.Parallel(*tile.shape):` and elements, tile[i, j]",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __mod__ = __pow__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __str__(self) -> str:
         dims = ", ".join(map(str, self.extents))
@@ -119,6 +128,9 @@ class Handle:
             _fail(f"{self} has {wanted}, found {len(parts)} index{'es' if len(parts) != 1 else ''}", "one per axis")
         return parts
 
+    def _entries(self, parts: tuple[Any, ...]) -> tuple[Value, ...]:
+        return tuple(index(_counted(part, dim)) for part, dim in zip(parts, self.extents, strict=True))
+
     def _tile(self, parts: tuple[Any, ...]) -> Tile:
         if self.is_seen_otherwise:
             _fail(f"a slice of {self}, which is another tile seen otherwise", "T.copy it to a tile of its own first")
@@ -126,16 +138,22 @@ class Handle:
         shape: list[Expr] = []
         for part, dim in zip(parts, self.source.shape, strict=True):
             if not isinstance(part, slice):
-                origin.append(extent(part))
+                origin.append(extent(_counted(part, dim)))
                 shape.append(const(1))
                 continue
             if part.step is not None:
                 _fail("a slice of a tile has no step", "T.Parallel with tile[i, 2 * j]")
-            start = const(0) if part.start is None else extent(part.start)
-            stop = dim if part.stop is None else extent(part.stop)
+            start = const(0) if part.start is None else extent(_counted(part.start, dim))
+            stop = dim if part.stop is None else extent(_counted(part.stop, dim))
             origin.append(start)
             shape.append(stop - start)
         return Tile(self.source, tuple(origin), tuple(shape))
+
+
+def _counted(position: Any, dim: Expr) -> Any:
+    """`position`; a negative Python number counts from the end of an axis, as Python does."""
+    negative = isinstance(position, int) and not isinstance(position, bool) and position < 0
+    return Value(dim + position) if negative else position
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,6 +167,11 @@ class Region:
     def source(self) -> Buffer | View | Place:
         """What it is a slice of."""
         return self.handle.source
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.handle.dtype
 
     def __str__(self) -> str:
         return f"slice of {self.handle}"
@@ -227,6 +250,8 @@ class Tracer:
     parts: list[Part] = field(default_factory=list)
     annotations: list[Annotation] = field(default_factory=list)
     reducers: dict[str, str] = field(default_factory=dict)  # buffer → kind
+    spread: set[Var] = field(default_factory=set[Var])  # axes that a `Parallel` of the program has
+    vector_axes: dict[Var, Span] = field(default_factory=dict)  # axes of open T.Parallel loops that vectors run along
     handles: list[Handle] = field(default_factory=list)  # operands beside the parameters
     eager: Eager | None = None
     workspaces: list[Tensor] = field(default_factory=list)  # tensors that hand results from one T.Kernel to the next
@@ -242,16 +267,9 @@ class Tracer:
         return candidate
 
     def open(self, kind: str, span: Span) -> Scope:
-        """Start a body. A parallel body takes stores only."""
+        """Start a body. A parallel body takes stores, and loops over them, only."""
         self._check_whole()
         elementwise = bool(self.scopes) and self.scopes[-1].elementwise
-        if elementwise and kind not in ("T.If", "T.Else"):
-            outer = next(scope.span for scope in self.scopes if scope.kind == "parallel")
-            raise TileError(
-                f"a {kind} inside T.Parallel (line {outer.line})",
-                span,
-                instead="one T.Parallel over all axes; loops around T.Parallel",
-            )
         scope = Scope(kind, span, elementwise=elementwise or kind == "parallel")
         if kind == "loop":
             scope.before = dict(self.versions)
@@ -281,7 +299,7 @@ class Tracer:
         self._check_whole()
         if not self.scopes:
             _fail("a statement outside of T.Kernel", "`with T.Kernel(…) as …:` around the body of the kernel")
-        if self.scopes[-1].elementwise and not isinstance(stmt, Store):
+        if self.scopes[-1].elementwise and not isinstance(stmt, Store | For | Parallel):
             _fail(
                 f"T.{type(stmt).__name__.lower()} inside T.Parallel: it works on whole tiles",
                 "T.Parallel over elements only; move this statement out of the loop",
@@ -421,6 +439,12 @@ def names_assigned(frame: FrameType, count: int, default: str) -> tuple[str, ...
     return tuple(good) + (default,) * (count - len(good))
 
 
+def unpacked(frame: FrameType) -> int | None:
+    """Into how many names the author's statement takes the result of this call apart; None where it does not."""
+    following = next((item for item in dis.get_instructions(frame.f_code) if item.offset > frame.f_lasti), None)
+    return following.arg if following is not None and following.opname == "UNPACK_SEQUENCE" else None
+
+
 def allocate(shape: Any, dtype: DType, scope: str) -> Handle:
     """A new tile buffer, named after the variable it is assigned to."""
     tracer = current(f"T.alloc_{scope}")
@@ -428,6 +452,8 @@ def allocate(shape: Any, dtype: DType, scope: str) -> Handle:
         _fail("a tile allocated outside of T.Kernel", "`with T.Kernel(…) as …:` first")
     dims = tuple(extent(dim) for dim in (shape if isinstance(shape, tuple | list) else (shape,)))
     for dim in dims:
+        if any(isinstance(atom, Var) for atom in walk(dim)):
+            _fail(f"a tile extent is {dim}, which a loop or the grid changes", "numbers, or dims of tensors")
         if isinstance(dim, Const) and dim.value < 0:
             _fail(f"a tile extent is {dim.value}", "extents of at least 0")
     frame = user_frame()
@@ -463,6 +489,11 @@ def tiles_of(source: Any, target: Any) -> tuple[Tile, Tile]:
     if not read.shape:
         return Tile(read.source, read.origin, _aligned(known, read)), write
     return read, Tile(write.source, write.origin, _aligned(known, write))
+
+
+def written_tile(side: Any) -> Tile:
+    """A slice, or an element (whose tile has no shape), as what a statement writes."""
+    return _side(side, writes=True)
 
 
 def _aligned(shape: tuple[Expr, ...], tile: Tile) -> tuple[Expr, ...]:

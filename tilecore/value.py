@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tilecore.contract.dtype import DType
+from tilecore.contract.dtype import DType, type_name
 from tilecore.contract.expr import Const, Expr, Load, Sym, Var, apply, cast, const, reinterpret, select, substitute
 from tilecore.contract.spec import Place
 from tilecore.errors import TileError, user_span
@@ -137,7 +137,17 @@ class Value:
         return operate("ne", self, other)
 
     __hash__ = None  # type: ignore[assignment]
-    __array_ufunc__ = None  # numpy scalars leave their operators to this class
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: object, **options: object) -> "Value":
+        """Operators whose left side is a number of numpy; numpy's other functions have their names in `T`."""
+        name = UFUNCS.get(ufunc.__name__)
+        if name is None or method != "__call__" or options:
+            raise TileError(
+                f"numpy's {ufunc.__name__} of the symbolic value {_shown(self.expr)}",
+                user_span(),
+                instead=f"the language's own functions: T.{_OF_NUMPY.get(ufunc.__name__, ufunc.__name__)}",
+            )
+        return operate(name, *operands)
 
     def __bool__(self) -> bool:
         raise TileError(
@@ -170,6 +180,13 @@ class Value:
 
 
 Operand = Value | Number
+UFUNCS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "floor_divide": "floordiv", "remainder": "mod",
+    "power": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "left_shift": "shl",
+    "right_shift": "shr", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq",
+    "not_equal": "ne",
+}  # fmt: skip
+_OF_NUMPY = {"absolute": "abs", "maximum": "max", "minimum": "min", "rint": "round"}
 
 
 def lift(value: object, like: DType | None = None) -> Value:
@@ -286,10 +303,8 @@ def choose(condition: object, yes: object, no: object) -> Value:
 
 
 def dtype_of(dtype: Any) -> DType:
-    """A dtype, or its name ("float32"). TileError for any other."""
-    found = (
-        dtype if isinstance(dtype, DType) else next((known for name, known in _DTYPES.items() if dtype == name), None)
-    )
+    """A dtype, its name ("float32") or another library's type of that name. TileError for any other."""
+    found = dtype if isinstance(dtype, DType) else _DTYPES.get(type_name(dtype))
     if found is None:
         raise TileError(f"no dtype {dtype!r}", user_span(), instead=f"one of {', '.join(_DTYPES)}")
     return found
@@ -407,7 +422,13 @@ def name_of(dtype: DType) -> str:
 
 def described(value: Any) -> str:
     """A value of any kind in an error message."""
-    return str(value) if hasattr(value, "source") else f"{type(value).__name__} {value!r}"
+    if hasattr(value, "source"):
+        return str(value)
+    if isinstance(value, Value):
+        return f"the {value.dtype} {_shown(value.expr)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {', '.join(map(described, value)) or 'nothing'}"  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return f"{type(value).__name__} {value!r}"
 
 
 def _shown(expr: Expr) -> str:

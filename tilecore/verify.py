@@ -33,7 +33,7 @@ from tilecore.ir import (
     expressions,
     statements,
 )
-from tilecore.races import check_parallel
+from tilecore.races import check_parallel, tasks_meet
 from tilecore.span import Span
 
 SCOPES = ("shared", "fragment")
@@ -50,6 +50,7 @@ class _Place:
     scope: frozenset[Var]
     tested: frozenset[Var] = frozenset()
     span: Span | None = None
+    points: tuple[Var, ...] = ()  # axes of the `Parallel` around
 
     def inside(self, axes: tuple[Var, ...]) -> "_Place":
         """The same place with loop variables added. TileError for a name that is already a variable."""
@@ -136,7 +137,7 @@ def _statement(checker: _Checker, stmt: Stmt, where: _Place) -> None:
         case Parallel():
             inner = _loop(checker, stmt.axes, where)
             for store in stmt.body:
-                _store(checker, store, replace(inner, span=store.span))
+                _store(checker, store, replace(inner, span=store.span, points=stmt.axes))
             check_parallel(stmt)
         case For():
             if stmt.kind not in LOOPS or stmt.stages < 1:
@@ -234,7 +235,9 @@ def _copy(checker: _Checker, stmt: Copy, where: _Place) -> None:
         _read(checker, source, where)
     _write(checker, target, where)
     if isinstance(target, Place):
-        _check_tasks(checker, target, stmt.dst.origin, where)
+        points = tuple(Var(f"{target.name}_{axis}", extent=size) for axis, size in enumerate(stmt.dst.shape))
+        index = tuple(start + point for start, point in zip(stmt.dst.origin, points, strict=True))
+        _check_tasks(checker, target, index, replace(where, points=points))
 
 
 def _tile(checker: _Checker, tile: Tile, where: _Place) -> None:
@@ -352,6 +355,13 @@ def _check_tasks(checker: _Checker, target: Place, index: tuple[Expr, ...], wher
                 f"every task of {axis.name} writes the same elements of {target.name}",
                 where.span,
                 instead=f"an index with {axis.name} in it, or no such axis in T.Kernel",
+            )
+        if not where.tested & {axis, *where.points} and tasks_meet(index, axis, where.points):
+            raise TileError(
+                f"neighbouring tasks of {axis.name} write the same elements of {target.name}, at "
+                f"[{', '.join(map(str, index))}]",
+                where.span,
+                instead=f"an index that differs for every {axis.name}, such as {axis.name} * block + i",
             )
 
 

@@ -35,7 +35,7 @@ def test_names_are_the_author_s_and_unique() -> None:
                 for i, j in T.Parallel(8, 8):
                     x_[i, j] = s[i, j] + T.cast(k, T.float32)
             for i, j in T.Parallel(8, 8):
-                C[i, j + x + y] = x_[i, j]
+                C[i, j + x * 32 + y * 8] = x_[i, j]
             T.clear(A1)
             T.clear(s2)
             T.clear(s3)

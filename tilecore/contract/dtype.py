@@ -41,6 +41,12 @@ class DType(enum.Enum):
     U2 = DTypeRow("u2", 25, 1, np.dtype(ml_dtypes.uint2), "int")
     BOOL = DTypeRow("bool", 9, 1, np.dtype(np.bool_), "bool")
 
+    @classmethod
+    def _missing_(cls, value: object) -> "DType | None":
+        """The member of a name or of another library's type: `DType("float32")`, `DType(np.float32)`."""
+        name = type_name(value)
+        return next((dtype for dtype in cls if dtype.value.numpy.name == name), None)
+
     @property
     def row(self) -> DTypeRow:
         """The table row of this type."""
@@ -97,3 +103,8 @@ def from_numpy(dtype: np.dtype) -> DType:
         if candidate.value.numpy == dtype:
             return candidate
     raise KeyError(dtype)
+
+
+def type_name(dtype: object) -> str:
+    """The name of a type of whatever library: "float32" of that string, `np.float32` and `torch.float32`."""
+    return str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
