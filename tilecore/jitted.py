@@ -381,6 +381,10 @@ class Jit:
         constants = {name: value for name, value in named.items() if name not in parameters}
         return self._declaring(dict(bound.arguments), constants)
 
+    def get_kernel_source(self, *arguments: Any, **named: Any) -> str:
+        """The C text of the kernel for these arguments: `compile(…).source`, by the name that TileLang gives it."""
+        return self.compile(*arguments, **named).source
+
     def _declaring(self, given: dict[str, Any], constants: Mapping[str, int] | None = None) -> JitKernel:
         """The kernel of a function that declares its tensors; extents come from `constants` or arrays of `given`."""
         python = {name: value for name, value in given.items() if not has_memory(value)}

@@ -50,10 +50,10 @@ kernel kernel(A: f32[8, 8]) -> (C: f32[8, 8])
   grid m < ((7 // block) + 1) threads=64
     copy a = A[(block * m) : +block, 0 : +8]
     fill t = f32(0.0)
-    for n in 1 .. 3 pipelined stages=3
+    for n in 0 .. 2 pipelined stages=3
       gemm c = a · aᵀ
       reduce t with= max(c, axis=0)
-      if (n > 1)
+      if ((n + 1) > 1)
         fill t = f32(-inf)
       else
         reduce t = sum(c, axis=1)
@@ -123,8 +123,8 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
   shared v: f32[8, 5]
   fragment s: f32[4, 8]
   fragment o: f32[4, 5]
-  fragment top: f32[4]
   fragment total: f32[4]
+  fragment top: f32[4]
   fragment rescale: f32[4]
   shared values: f32[8, 5]
   fragment unweighted: f32[5]
@@ -134,23 +134,22 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
     fill o = f32(0.0)
     parallel i < 4
       top[i] = f32(-inf)
-    parallel i1 < 4
-      total[i1] = exp2(((top[i1] - select((top[i1] == f32(-inf)), f32(0.0), top[i1])) * f32(1.4426950216293335)))
+      total[i] = exp2(((top[i] - select((top[i] == f32(-inf)), f32(0.0), top[i])) * f32(1.4426950216293335)))
     for n in 0 .. ((min(K, ((m * 4) + 4)) + 7) // 8) pipelined stages=2
       copy k = K[b, h, (n * 8) : +8, 0 : +4]
       gemm s = q · kᵀ
-      parallel i2 < 4, j < 8
-        s[i2, j] = select(((j + (n * 8)) < K), select(((j + (n * 8)) <= (i2 + (m * 4))), (s[i2, j] * f32(0.5)), f32(-inf)), f32(-inf))
+      parallel i1 < 4, j < 8
+        s[i1, j] = select(((j + (n * 8)) < K), select(((j + (n * 8)) <= (i1 + (m * 4))), (s[i1, j] * f32(0.5)), f32(-inf)), f32(-inf))
       copy rescale = top
       reduce top with= fmax(s, axis=1)
-      parallel i3 < 4
-        rescale[i3] = exp2(((rescale[i3] - select((top[i3] == f32(-inf)), f32(0.0), top[i3])) * f32(1.4426950216293335)))
-        total[i3] = (total[i3] * rescale[i3])
-      parallel i4 < 4, j1 < 8
-        s[i4, j1] = exp2(((s[i4, j1] - select((top[i4] == f32(-inf)), f32(0.0), top[i4])) * f32(1.4426950216293335)))
+      parallel i2 < 4
+        rescale[i2] = exp2(((rescale[i2] - select((top[i2] == f32(-inf)), f32(0.0), top[i2])) * f32(1.4426950216293335)))
+        total[i2] = (total[i2] * rescale[i2])
+      parallel i3 < 4, j1 < 8
+        s[i3, j1] = exp2(((s[i3, j1] - select((top[i3] == f32(-inf)), f32(0.0), top[i3])) * f32(1.4426950216293335)))
       reduce total with= sum(s, axis=1)
-      parallel i5 < 4, e < 5
-        o[i5, e] = (o[i5, e] * rescale[i5])
+      parallel i4 < 4, e < 5
+        o[i4, e] = (o[i4, e] * rescale[i4])
       copy v = V[b, h, (n * 8) : +8, 0 : +5]
       gemm o += s · v
     reduce worst = max(total, axis=0)
@@ -161,10 +160,10 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
         parallel j2 < 8, e1 < 5
           values[j2, e1] = (values[j2, e1] * f32(0.0))
         reduce unweighted with= sum(values, axis=0)
-      parallel i6 < 4, e2 < 5
-        o[i6, e2] = select(isnan(total[i6]), unweighted[e2], o[i6, e2])
-    parallel i7 < 4, e3 < 5
-      out[b, h, (i7 + (m * 4)), e3] = select((K == 0), f32(0.0), select((total[i7] > f32(0.0)), (o[i7, e3] / total[i7]), o[i7, e3]))
+      parallel i5 < 4, e2 < 5
+        o[i5, e2] = select(isnan(total[i5]), unweighted[e2], o[i5, e2])
+    parallel i6 < 4, e3 < 5
+      out[b, h, (i6 + (m * 4)), e3] = select((K == 0), f32(0.0), select((total[i6] > f32(0.0)), (o[i6, e3] / total[i6]), o[i6, e3]))
 """  # noqa: E501 -- one statement a line
 
 

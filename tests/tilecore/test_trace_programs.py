@@ -77,7 +77,7 @@ def test_every_statement_has_its_span() -> None:
 
     copy, loop = program.body
     assert isinstance(loop, For)
-    assert (loop.kind, loop.stages, str(loop.start), str(loop.var.extent)) == ("pipelined", 4, "1", "3")
+    assert (loop.kind, loop.stages, str(loop.start), str(loop.var.extent)) == ("pipelined", 4, "0", "2")
     fill, parallel = loop.body
     assert isinstance(parallel, Parallel)
     assert text(program.buffers[0].span) == "T.alloc_shared((8, 8), T.float32)"
