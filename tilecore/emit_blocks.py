@@ -2,17 +2,19 @@
 
 One loop over the blocks and one more turn. In each, the steps of a block's products, and after every step some vectors
 of the block before, whose results lie in the other half of a small array. Where several blocks in turn read the same
-panels of a model's weight, each asks for its share of the panels after those (`tile_ahead`).
+panels of a model's weight, each asks for its share of the panels after those (`tile_ahead`). With every vector, the
+lines are asked for where the next block will read and write: the registers' loads would wait behind those that miss.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from tilecore.contract.expr import Var
+from tilecore.contract.expr import Expr, Var, const, loads, substitute, variables
 from tilecore.contract.panel import PANEL
 from tilecore.emit_expr import Expressions, memory_name
-from tilecore.loops import Blocks, Let, Operand, Put
+from tilecore.loops import Blocks, Let, Memory, Operand, Put
 from tilecore.target import ASKING_BLOCKS, BLOCK
 
+NEXT = Var("next_row"), Var("next_column")  # the origin of the block that is multiplied
 Points = Callable[[tuple[Let | Put, ...], Var, str], None]  # prints a vector's statements; the variable and its C name
 
 
@@ -41,7 +43,9 @@ def emit_blocks(printer: Expressions, blocks: Blocks, points: Points) -> None:
         "TILE_FENCE();",
     ):
         printer.line(text)
-    bound = {blocks.origin[0]: f"row{number}", blocks.origin[1]: f"column{number}"}
+    origins = (*blocks.origin, *NEXT)
+    names = (f"row{number}", f"column{number}", f"i{number}", f"next_column{number}")
+    bound = dict(zip(origins, names, strict=True))
     with printer.within(f"for (int64_t b{number} = 0; b{number} <= count{number}; b{number}++)", bound):
         for text in (
             *_block_lines(number, rows, str(count), printer.scalar(first.depth), ahead),
@@ -67,7 +71,7 @@ def _block_lines(n: str, rows: str, count: str, depth: str, ahead: bool) -> tupl
     return (
         *(share if ahead else ()),
         f"const int live{n} = b{n} < count{n};",
-        f"const int64_t p{n} = b{n} / tall{n} * 2, i{n} = b{n} % tall{n} * {BLOCK};",
+        f"const int64_t p{n} = b{n} / tall{n} * 2, i{n} = b{n} % tall{n} * {BLOCK}, next_column{n} = p{n} * {PANEL};",
         f"const int64_t height{n} = min_i64({rows} - i{n}, {BLOCK}), width{n} = min_i64(panels{n} - p{n}, 2);",
         f"const int64_t products{n} = live{n} ? {count} : 1, deep{n} = live{n} ? {depth} : {BLOCK};",
         f"const int64_t steps{n} = products{n} * deep{n} / {BLOCK}, each{n} = (vectors{n} + steps{n} - 1) / steps{n};",
@@ -81,6 +85,20 @@ def _result_lines(blocks: Blocks, n: str) -> list[str]:
         f"const float* const {memory_name(memory)} = sums{n}[(b{n} + 1) & 1][{number}];"
         for number, memory in enumerate(blocks.results)
     ]
+
+
+def _lines_of_next(blocks: Blocks) -> Iterator[tuple[Memory, Expr, bool]]:
+    """Where the next block's vector of the same place is read or written: (memory, offset, whether it is written)."""
+    places = [(part.memory, part.offset, True) for part in blocks.body if isinstance(part, Put)]
+    for part in blocks.body:
+        read = [load for load in loads(part.value) if isinstance(load.source, Memory) and load.source.kind == "input"]
+        places += [(load.source, load.index[0], False) for load in read if isinstance(load.source, Memory)]
+    named = {part.var for part in blocks.body if isinstance(part, Let)}
+    for memory, offset, written in dict.fromkeys(places):
+        column = blocks.column
+        along = substitute(offset, {column: const(1)}) - substitute(offset, {column: const(0)}) == const(1)
+        if along and blocks.row in variables(offset) and not named & variables(offset):
+            yield memory, substitute(offset, dict(zip(blocks.origin, NEXT, strict=True))), written
 
 
 def _product(printer: Expressions, blocks: Blocks, n: str, lda: str, points: Points, ahead: bool) -> None:
@@ -102,7 +120,10 @@ def _product(printer: Expressions, blocks: Blocks, n: str, lda: str, points: Poi
             f"strides{n}[q{n}], height{n} > 16, width{n} > 1);"
         )
         printer.line(f"stop{n} = min_i64(stop{n} + each{n}, vectors{n});")
-        with printer.within(f"for (; v{n} < stop{n}; v{n}++)", {blocks.row: f"r{n}"}):
+        at = {blocks.row: f"r{n}", blocks.column: f"x{n}"}
+        with printer.within(f"for (; v{n} < stop{n}; v{n}++)", at):
             printer.line(f"const int64_t r{n} = v{n} >> wide{n}, x{n} = (v{n} & wide{n}) * {PANEL};")
+            for memory, offset, written in _lines_of_next(blocks):
+                printer.line(f"__builtin_prefetch({memory_name(memory)} + {printer.scalar(offset)}, {int(written)});")
             points(blocks.body, blocks.column, f"x{n}")
     printer.line(f"if (live{n}) tile_write(sums{n}[b{n} & 1][q{n}], {BLOCK}, height{n} > 16, width{n} > 1);")

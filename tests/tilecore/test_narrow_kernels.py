@@ -232,6 +232,7 @@ def test_tile_registers_finish_whole_blocks_beside_the_next(
     text = made(narrowed(spec), target).sources[target.name]
     assert ("tile_fused_step(" in text) == beside
     assert ("tile_ahead(" in text) == beside, "panels of a weight are asked for before they are due"
+    assert ("__builtin_prefetch(output0" in text) == beside, "and so is where the next block's results go"
     assert text.count("sigmoid_f32(") == (2 if beside else 1) + (columns % 16 > 0), "few rows keep the plain form"
     assert toolchain.object(Source(text, target.flags, (HEADERS,))).exists()
 
