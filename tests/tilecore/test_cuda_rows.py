@@ -10,13 +10,17 @@ from cuda_specs import BF16, F16, F32, RowForm, axis, row_spec, tensor
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Load, Sym, Var, binary, cast, const, select, unary
-from tilecore.contract.spec import Place, Result, RowSpec, Spec
+from tilecore.contract.spec import Place, Result, RowSpec, Spec, Step
 from tilecore.cuda.compile import candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.launch import Launcher
 from tilecore.cuda.profile import A100, H100
 from tilecore.cuda.row_plan import RowPlan
+from tilecore.cuda.scales import keep_scale
 from tilecore.cuda.vectors import STEP, run_start, uniform
+from tilecore.interpret import interpret
+from tilecore.library import kernel_for
+from tilecore.trace import trace
 
 FORMS = [
     RowForm("rmsnorm", Sym("R"), 4096),
@@ -92,6 +96,24 @@ def test_rows_wider_than_registers_or_of_unknown_width_are_refused() -> None:
     unknown = Var("c", extent=Sym("C"))
     with pytest.raises(CudaError, match="rows of C columns: CUDA keeps rows in registers"):
         list(candidates(type(spec)(spec.inputs, spec.row, unknown, spec.steps, spec.outputs), H100))
+
+
+@pytest.mark.parametrize("kind", ["sum", "min", "max", "prod"])
+def test_a_factor_of_what_is_reduced_counts(kind: str) -> None:
+    """Factors of tiles go to their readers, of which only a maximum is one."""
+    r, c = axis("r", 5), axis("c", 24)
+    x, y = tensor("x", F32, 5, 24), tensor("y", F32, 5, 24)
+    tile, total = Step(Var("t", F32), "tile", unary("tanh", Load(x, (r, c)))), Var("total", F32)
+    steps = (tile, Step(Var("half", F32), "tile", tile.var * 0.5))
+    steps = (*steps, Step(total, kind, steps[1].var))
+    spec = RowSpec((x,), r, c, steps, (Result(Place(y, (r, c), (r, c)), steps[1].var + total * 3.0),))
+    function, operands = kernel_for(spec)
+    program = trace(function, inputs=spec.inputs, operands=operands, extents={"block_m": 1})
+    given = np.random.default_rng(0).standard_normal((5, 24))
+    half = np.tanh(given) * 0.5
+    reduced = {"sum": np.sum, "min": np.min, "max": np.max, "prod": np.prod}[kind](half, axis=1, keepdims=True)
+    for one in (program, keep_scale(program)):
+        np.testing.assert_allclose(interpret(one, {"x": given})["y"], half + reduced * 3, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.cpu

@@ -122,7 +122,7 @@ class _Move:
         self.units = units
         self.now: set[object] = set()
         self.now |= units - {scaled}
-        self.settled = True  # loops leave every tile as they found it
+        self.settled = True  # loops leave tiles as they found them, and all that reads those over the factor knows it
 
     def times(self, node: Expr) -> Expr | None:
         """A load of such a tile, times the factor."""
@@ -144,11 +144,22 @@ def _statement(stmt: Stmt, move: _Move) -> Stmt:
             return replace(stmt, body=body)
         case If():
             return replace(stmt, then=_block(stmt.then, move), otherwise=_block(stmt.otherwise, move))
+        case Reduce() if stmt.src in move.now:  # c times a maximum is one; a sum's readers would take it for one of s
+            move.settled &= stmt.kind in ("max", "fmax")
+            return stmt
+        case Fill() if stmt.dst == move.scaled:
+            move.now.discard(stmt.dst)
+            return stmt
+        case Copy() if move.scaled in (stmt.src.source, stmt.dst.source):
+            move.settled &= stmt.src.source not in move.now
+            move.now.discard(stmt.dst.source)
+            return stmt
         case Copy():
             if stmt.dst.source in move.copies and isinstance(stmt.dst.source, Buffer):
                 move.now.add(stmt.dst.source) if stmt.src.source in move.now else move.now.discard(stmt.dst.source)
             return stmt
         case Gemm() if stmt.c == move.scaled:
+            move.settled &= stmt.clear or stmt.c not in move.now
             move.now.discard(stmt.c)
             return stmt
         case Parallel() if stmt is move.at:
