@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilecore.call import KernelError
+from tilecore.contract.dtype import DType, type_name
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Expr, Sym, symbols
 from tilecore.contract.spec import Tensor
@@ -23,6 +24,11 @@ def as_array(name: str, value: Any) -> np.ndarray:
         return value
     if not hasattr(value, "__dlpack__"):
         raise KernelError(f"{name} is a {type(value).__name__}: expected a numpy array, or one that offers __dlpack__")
+    library = importlib.import_module(type(value).__module__.partition(".")[0])
+    if type_name(getattr(value, "dtype", None)) == "bfloat16" and hasattr(
+        library, "int16"
+    ):  # which numpy does not take by DLPack
+        return as_array(name, value.view(library.int16)).view(DType.BF16.row.numpy)
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -35,7 +41,11 @@ def as_array(name: str, value: Any) -> np.ndarray:
 def like(value: Any, array: np.ndarray) -> Any:
     """`array` in the library of `value`, an argument that came by DLPack."""
     module = importlib.import_module(type(value).__module__.partition(".")[0])
-    return module.from_dlpack(array) if hasattr(module, "from_dlpack") else array
+    if not hasattr(module, "from_dlpack"):
+        return array
+    if array.dtype == DType.BF16.row.numpy:
+        return module.from_dlpack(array.view(np.int16)).view(module.bfloat16)
+    return module.from_dlpack(array)
 
 
 def bind(tensors: Sequence[Tensor], arrays: Mapping[str, np.ndarray], known: Mapping[str, int]) -> dict[str, int]:

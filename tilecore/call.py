@@ -14,7 +14,7 @@ from tilecore.compile import HEADERS, Kernel
 from tilecore.contract.spec import outputs_of
 from tilecore.link import Linkable, Objects, link_kernels
 from tilecore.target import Target
-from tilecore.toolchain import Source, Toolchain
+from tilecore.toolchain import Source, Toolchain, load_library
 
 LINE = 64  # bytes that scratch is aligned to
 
@@ -224,7 +224,7 @@ def load_native(kernel: Linkable, target: Target, toolchain: Toolchain) -> Nativ
 
 
 def _natives(kernels: Sequence[Linkable], path: Path) -> list[Native]:
-    library = ctypes.CDLL(str(path))
+    library = load_library(path)
     variant = _Library.in_dll(library, "tile_generated_library").variants[0]
     variant.supported()  # asks the system for what the processor's tiles need
     return [Native(kernel.name, library, variant.kernels[i].contents) for i, kernel in enumerate(kernels)]

@@ -238,6 +238,8 @@ class _Task:
             }
             where = tuple(np.broadcast_to(self.run(entry, axes), (int(keep.sum()),)) for entry in target.index)
             array = self.outputs[target.name]
+            if not where:  # a tensor of no axes has one element
+                array, where = array.reshape(1), (np.zeros(int(keep.sum()), np.int64),)
             if update:
                 UPDATE[update].at(array, where, value[keep].astype(array.dtype))
             else:

@@ -96,14 +96,18 @@ class JitKernel:
         groups = ((*step.program.inputs, *step.program.outputs) for step in self.steps)
         return {tensor.name: tensor for group in groups for tensor in group}
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The returned tensors, one or a tuple; None when all are written in place.
 
         KernelError for an argument that does not fit, or an assertion of the kernel that does not hold.
         """
         wanted = [name for name in self.parameters if name not in self.returned]
-        if len(arguments) != len(wanted):
-            raise KernelError(f"{self.name} takes {len(wanted)} arguments ({', '.join(wanted)}), got {len(arguments)}")
+        arguments += tuple(named.pop(name) for name in wanted[len(arguments) :] if name in named)
+        if len(arguments) != len(wanted) or named:
+            more = f" and {', '.join(named)}" if named else ""
+            raise KernelError(
+                f"{self.name} takes {len(wanted)} arguments ({', '.join(wanted)}), got {len(arguments)}{more}"
+            )
         given = dict(zip(wanted, arguments, strict=True))
         tensors = self.tensors
         scalars = {name: value for name, value in given.items() if name in tensors and _is_extent(tensors[name], name)}
@@ -187,8 +191,8 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _array(tensor: Tensor, value: Any) -> np.ndarray:
-    if isinstance(value, int | float | np.generic) and tensor.shape == (const(1),):
-        return np.asarray([value], tensor.dtype.row.numpy)
+    if isinstance(value, int | float | np.generic) and tensor.shape in ((), (const(1),)):
+        return np.full([1] * len(tensor.shape), value, tensor.dtype.row.numpy)
     return as_array(tensor.name, value)
 
 

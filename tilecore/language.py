@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tilecore.composed import all_of, any_of, atomic_addx2, atomic_addx4, cummax, transpose
 from tilecore.contract.dtype import DType
 from tilecore.control import (
     Else,
@@ -95,7 +96,6 @@ from tilecore.tiles import (
     Buffer,
     GemmWarpPolicy,
     Tensor,
-    all_of,
     alloc_fragment,
     alloc_global,
     alloc_local,
@@ -107,15 +107,11 @@ from tilecore.tiles import (
     annotate_padding,
     annotate_safe_value,
     annotate_tasks,
-    any_of,
     atomic_add,
-    atomic_addx2,
-    atomic_addx4,
     atomic_max,
     atomic_min,
     clear,
     copy,
-    cummax,
     cumsum,
     disable_warp_group_reg_alloc,
     dynamic,
@@ -140,7 +136,6 @@ from tilecore.tiles import (
     rows,
     symbolic,
     sync_threads,
-    transpose,
     use_swizzle,
     view,
 )

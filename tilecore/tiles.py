@@ -5,12 +5,24 @@ Comes in: handles of tiles and operands. Goes out: statements on whole tiles app
 
 import builtins
 import enum
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from tilecore import ir
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, substitute
+from tilecore.contract.expr import (
+    Const,
+    Expr,
+    Load,
+    Sym,
+    Var,
+    binary,
+    cast,
+    const,
+    nonnegative,
+    select,
+    substitute,
+    walk,
+)
 from tilecore.contract.spec import Place, View
 from tilecore.errors import TileError, user_frame, user_span
 from tilecore.scalars import dtype_of, int4, packed_type
@@ -26,7 +38,7 @@ from tilecore.tracer import (
     tiles_of,
     written_tile,
 )
-from tilecore.value import Operand, Value, assigned, convert, described, extent, operate, plain
+from tilecore.value import Operand, Value, assigned, described, extent, plain
 
 Flag = builtins.bool
 
@@ -66,7 +78,7 @@ def alloc_reducer(shape: Any, dtype: "DType | str", op: str = "sum", replication
 
 def finalize_reducer(reducer: Handle) -> None:
     """Nothing is left to do: a task is one thread here, whose values are joined at once."""
-    _buffer(reducer, "T.finalize_reducer")
+    buffer_of(reducer, "T.finalize_reducer")
 
 
 def _held(dtype: Any) -> DType:
@@ -152,7 +164,51 @@ def copy(src: Any, dst: Any, **hints: Any) -> None:
     `hints` (`coalesced_width`, `disable_tma`, …) are for GPUs.
     """
     source, target = tiles_of(src, dst)
+    if _open_axes(source) or _open_axes(target):
+        _copy_inside(source, target)
+        return
     current("T.copy").emit(ir.Copy(source, target, user_span()), writes=target.source)
+
+
+def _open_axes(tile: ir.Tile) -> list[int]:
+    """Axes along which a slice of a tile buffer begins where only the run says, and may reach outside."""
+    if not isinstance(tile.source, ir.Buffer):
+        return []
+    return [
+        axis
+        for axis, (start, size, dim) in enumerate(zip(tile.origin, tile.shape, tile.source.shape, strict=True))
+        if any(isinstance(n, Load) or (isinstance(n, Var) and not isinstance(n.extent, Const)) for n in walk(start))
+        and not (nonnegative(start) and nonnegative(dim - start - size))
+    ]
+
+
+def _copy_inside(source: ir.Tile, target: ir.Tile) -> None:
+    """The copy as stores of elements: what would be written outside of a tile is dropped, and 0 is read there."""
+    tracer, span = current("T.copy"), user_span()
+    if [size for size in source.shape if size != const(1)] != [size for size in target.shape if size != const(1)]:
+        _fail("the two sides of this copy differ in their extents", "the same extents, those of 1 apart")
+    axes = tuple(Var(tracer.unique("i"), extent=size) for size in source.shape if size != const(1))
+    read, written = (_walked(tile, axes) for tile in (source, target))
+    value = assigned(Value(Load(source.source, read)), target.source.dtype).expr
+    for axis in _open_axes(source):
+        value = select(_within(read[axis], source.source.shape[axis]), value, const(0, value.dtype))
+    guard: Expr | None = None
+    for axis in _open_axes(target):
+        test = _within(written[axis], target.source.shape[axis])
+        guard = test if guard is None else binary("and", guard, test)
+    assert not isinstance(target.source, View)
+    store = ir.Store(target.source, written, value, span, guard)
+    tracer.emit(ir.Parallel(axes, (store,), span) if axes else store, writes=target.source)
+
+
+def _walked(tile: ir.Tile, axes: tuple[Var, ...]) -> tuple[Expr, ...]:
+    left = iter(axes)
+    sides = zip(tile.origin, tile.shape, strict=True)
+    return tuple(start if size == const(1) else start + next(left) for start, size in sides)
+
+
+def _within(entry: Expr, dim: Expr) -> Expr:
+    return binary("and", binary("ge", entry, const(0)), binary("lt", entry, dim))
 
 
 def gemm(
@@ -166,7 +222,7 @@ def gemm(
     `byte_block` permits to round `a` to bytes, with one scale for every so many steps of the depth. `policy`
     and `hints` (`k_pack`, `wg_wait`, …) are for GPUs.
     """
-    left, right, total = _buffer(a, "T.gemm"), _buffer(b, "T.gemm"), _target(c, "T.gemm")
+    left, right, total = buffer_of(a, "T.gemm"), buffer_of(b, "T.gemm"), target_of(c, "T.gemm")
     span, tracer = user_span(), current("T.gemm")
     if register_tile is not None:
         tracer.annotations.append(ir.Annotation("register_tile", total.name, register_tile, span))
@@ -189,7 +245,7 @@ def fill(dst: Any, value: Operand) -> None:
     if isinstance(dst, Region | Value):
         _fill_part(dst, value)
         return
-    target = _target(dst, "T.fill")
+    target = target_of(dst, "T.fill")
     stored = assigned(value, target.dtype)
     tracer.uses(stored)
     tracer.emit(ir.Fill(target, stored.expr, span), writes=target)
@@ -215,7 +271,7 @@ def clear(dst: Any) -> None:
 
 def reduce(src: Handle, dst: Handle, kind: str, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the `kind` of `src` over axis `dim` (see `ir.Reduce`); joined with the old `dst` unless `clear`."""
-    source, target = _buffer(src, f"T.reduce_{kind}"), _target(dst, f"T.reduce_{kind}")
+    source, target = buffer_of(src, f"T.reduce_{kind}"), target_of(dst, f"T.reduce_{kind}")
     rank = len(source.shape)
     if not -rank <= dim < rank:
         _fail(f"{src} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
@@ -227,7 +283,7 @@ def reduce(src: Handle, dst: Handle, kind: str, dim: int = -1, clear: Flag = Tru
 
 def join(tile: Handle, kind: str) -> None:
     """`tile` = the `kind` (as in `reduce`) of what all tasks of the kernel's `split` have in it."""
-    target = _target(tile, "T.join")
+    target = target_of(tile, "T.join")
     tracer = current("T.join")
     if tracer.split is not None:
         tracer.emit(ir.Join(kind, target, tracer.split, user_span()), writes=target)
@@ -283,79 +339,12 @@ def reduce_bitxor(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -
 
 def cumsum(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag = False) -> None:
     """`dst` (or `src` itself) = the running sums of `src` along axis `dim`, from its end with `reverse`."""
-    source = _buffer(src, "T.cumsum")
-    target = _target(src if dst is None else dst, "T.cumsum")
+    source = buffer_of(src, "T.cumsum")
+    target = target_of(src if dst is None else dst, "T.cumsum")
     rank = len(source.shape)
     if not -rank <= dim < rank:
         _fail(f"{src} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
     current("T.cumsum").emit(ir.CumSum(source, target, dim % rank, reverse, user_span()), writes=target)
-
-
-def cummax(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag = False) -> None:
-    """`dst` (or `src` itself) = the largest so far of `src` along axis `dim`, from its end with `reverse`."""
-    source = _buffer(src, "T.cummax")
-    target = _target(src if dst is None else dst, "T.cummax")
-    rank = len(source.shape)
-    if not -rank <= dim < rank:
-        _fail(f"{src} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
-    if source.shape != target.shape or source.dtype is not target.dtype:
-        _fail(f"T.cummax of {src} into {Handle(target)}", "a result of the same shape and type")
-    tracer, span, axis = current("T.cummax"), user_span(), dim % rank
-    if source != target:
-        copy(src, Handle(target))
-    turn = Var(tracer.unique("k"), extent=target.shape[axis] - 1)
-    axes = tuple(Var(tracer.unique("i"), extent=size) for size in target.shape)
-    last = target.shape[axis] - 1
-    places = (last - turn - 1, last - turn) if reverse else (turn + 1, turn)
-    here, before = ((*axes[:axis], along, *axes[axis + 1 :]) for along in places)
-    value = binary("max", Load(target, before), Load(target, here))
-    others = tuple(each for position, each in enumerate(axes) if position != axis)
-    store = ir.Store(target, here, value, span)
-    body = ir.Parallel(others, (store,), span) if others else store
-    tracer.emit(ir.For(turn, const(0), "serial", (body,), 1, span), writes=target)
-
-
-def transpose(src: Handle, dst: Handle) -> None:
-    """`dst`[…, j, i] = `src`[…, i, j] for tiles of two axes or more."""
-    source, target = _buffer(src, "T.transpose"), _target(dst, "T.transpose")
-    if len(source.shape) < 2 or target.shape != (*source.shape[:-2], source.shape[-1], source.shape[-2]):
-        _fail(f"T.transpose of {src} into {dst}", "a result with the last two axes exchanged")
-    tracer, span = current("T.transpose"), user_span()
-    axes = tuple(Var(tracer.unique("i"), extent=size) for size in target.shape)
-    value = assigned(Value(Load(source, (*axes[:-2], axes[-1], axes[-2]))), target.dtype).expr
-    tracer.emit(ir.Parallel(axes, (ir.Store(target, axes, value, span),), span), writes=target)
-
-
-def any_of(tile: Any) -> Value:
-    """Whether any element of a tile, an operand or a slice is not 0."""
-    return _joined_truth(tile, "T.any_of", "max")
-
-
-def all_of(tile: Any) -> Value:
-    """Whether every element of a tile, an operand or a slice is other than 0."""
-    return _joined_truth(tile, "T.all_of", "min")
-
-
-def _joined_truth(tile: Any, what: str, kind: str) -> Value:
-    tracer, span = current(what), user_span()
-    if isinstance(tile, Handle):
-        tile = settled(tile)
-    if not isinstance(tile, Handle | Region):
-        _fail(f"{what} of {described(tile)}", "a tile, an operand or a slice of one")
-    source = tile.source
-    shape = tile.tile.shape if isinstance(tile, Region) else source.shape
-    origin = tile.tile.origin if isinstance(tile, Region) else (const(0),) * len(shape)
-    axes = tuple(Var(tracer.unique("i"), extent=size) for size in shape)
-    flags = allocate((1, plain(_count(shape))), DType.I32, "fragment")
-    found = allocate((1,), DType.I32, "fragment")
-    read = Value(Load(source, tuple(start + axis for start, axis in zip(origin, axes, strict=True))))
-    truth = convert(read if read.dtype is DType.BOOL else operate("ne", read, 0), DType.I32)
-    flat = reshaped_index(axes, shape, (_count(shape),))
-    assert isinstance(flags.source, ir.Buffer)
-    store = ir.Store(flags.source, (const(0), *flat), truth.expr, span)
-    tracer.emit(ir.Parallel(axes, (store,), span), writes=flags.source)
-    reduce(flags, found, kind, dim=1)
-    return found[0] != 0
 
 
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:
@@ -376,31 +365,10 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, **hints: A
     _update(dst, value, "min")
 
 
-def atomic_addx2(dst: Any, value: Any, **hints: Any) -> None:
-    """Add two neighbours along the last axis, from the elements `dst` and `value` on."""
-    _update_neighbours(dst, value, 2)
-
-
-def atomic_addx4(dst: Any, value: Any, **hints: Any) -> None:
-    """Add four neighbours along the last axis, from the elements `dst` and `value` on."""
-    _update_neighbours(dst, value, 4)
-
-
-def _update_neighbours(dst: Any, value: Any, count: int) -> None:
-    sides: list[Load] = []
-    for side in (dst, value):
-        if not isinstance(side, Value) or not isinstance(side.expr, Load):
-            _fail(f"T.atomic_addx{count} with {described(side)}", "the first element of each side: C[i, j]")
-        sides.append(side.expr)
-    for step in range(count):
-        moved = [replace(side, index=(*side.index[:-1], side.index[-1] + step)) for side in sides]
-        _update_element(Value(moved[0], dst.reads), Value(moved[1], value.reads), "add")
-
-
 def _update(dst: Any, value: Any, kind: str) -> None:
     tracer = current(f"T.atomic_{kind}")
     if isinstance(dst, Value) and not isinstance(value, Handle | Region):
-        _update_element(dst, value, kind)
+        update_element(dst, value, kind)
         return
     source, target = tiles_of(value, dst)
     span = user_span()
@@ -420,7 +388,8 @@ def _update(dst: Any, value: Any, kind: str) -> None:
     tracer.emit(ir.Parallel(axes, (store,), span) if axes else store)
 
 
-def _update_element(dst: Value, value: Any, kind: str) -> None:
+def update_element(dst: Value, value: Any, kind: str) -> None:
+    """Join `value` with one element of an output, or of a tile."""
     tracer, found = current(f"T.atomic_{kind}"), dst.expr
     if not isinstance(found, Load):
         _fail(f"T.atomic_{kind} of {described(dst)}", "an element of an output: C[i, j]")
@@ -444,9 +413,11 @@ def view(src: Handle, shape: Any = None, dtype: Any = None) -> Handle:
     """`src` in another shape of as many elements, and its bits as a dtype as wide: nothing is moved."""
     sizes = src.shape if shape is None else shape if isinstance(shape, tuple | list) else (shape,)
     dims = tuple(extent(size) for size in sizes)
-    if _count(dims) != _count(src.extents):
+    if count_of(dims) != count_of(src.extents):
         text = ", ".join(map(str, dims))
-        _fail(f"{src} has {_count(src.extents)} elements, [{text}] has {_count(dims)}", "a shape of as many elements")
+        _fail(
+            f"{src} has {count_of(src.extents)} elements, [{text}] has {count_of(dims)}", "a shape of as many elements"
+        )
     bits = None if dtype is None or dtype_of(dtype) is src.dtype else dtype_of(dtype)
     if bits is not None and bits.row.bytes != src.dtype.row.bytes:
         _fail(f"{src} seen as {bits}, which is not as wide", "a dtype of as many bytes")
@@ -478,7 +449,8 @@ def _reshaped_operand(src: Handle, source: View, dims: tuple[Expr, ...]) -> Hand
     return handle
 
 
-def _count(dims: tuple[Expr, ...]) -> Expr:
+def count_of(dims: tuple[Expr, ...]) -> Expr:
+    """How many elements a shape has."""
     total: Expr = const(1)
     for dim in dims:
         total = total * dim
@@ -516,7 +488,7 @@ def annotate_layout(layouts: Any) -> None:
         if not isinstance(layout, LayoutHint):
             _fail(f"{described(layout)} is no layout", "T.rows(), T.panels(axis) or make_swizzled_layout(tile)")
         if layout is not LayoutHint.ANY:
-            buffer = _buffer(tile, "T.annotate_layout")
+            buffer = buffer_of(tile, "T.annotate_layout")
             tracer.annotations.append(ir.Annotation("layout", buffer.name, layout.value, user_span()))
 
 
@@ -550,7 +522,7 @@ def _converted(source: ir.Buffer, dtype: DType) -> ir.Buffer:
 
 
 def _magnitudes(src: Handle, what: str) -> Handle:
-    source = _buffer(src, what)
+    source = buffer_of(src, what)
     tracer, span = current(what), user_span()
     tile = allocate(src.shape, source.dtype, "fragment")
     axes = tuple(Var(tracer.unique("i"), extent=dim) for dim in source.shape)
@@ -560,14 +532,15 @@ def _magnitudes(src: Handle, what: str) -> Handle:
     return tile
 
 
-def _target(tile: Any, what: str) -> ir.Buffer:
+def target_of(tile: Any, what: str) -> ir.Buffer:
     """A buffer that is written as a whole."""
     if isinstance(tile, Handle) and tile.is_seen_otherwise:
         return _fail(f"{what} cannot write {tile}, which is another tile seen otherwise", "a tile of its own")
-    return _buffer(tile, what)
+    return buffer_of(tile, what)
 
 
-def _buffer(tile: Any, what: str) -> ir.Buffer:
+def buffer_of(tile: Any, what: str) -> ir.Buffer:
+    """A buffer that is read as a whole; one seen otherwise is copied first."""
     if isinstance(tile, Handle) and isinstance(tile.source, ir.Buffer):
         found = settled(tile).source
         assert isinstance(found, ir.Buffer)

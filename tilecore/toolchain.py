@@ -5,6 +5,7 @@ hash of everything that went into it, so that a present file never has to be bui
 in the digest of what stands before it, which no reader of ELF looks at: one that was damaged since is built again.
 """
 
+import ctypes
 import hashlib
 import importlib.util
 import os
@@ -25,7 +26,10 @@ COMMON = (
     "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized",  # gcc guesses, and differently at every version
 )  # fmt: skip
 GCC_ONLY = ("-fno-tree-loop-distribute-patterns",)  # a short fill must not become `rep stos`
+ELF = b"\x7fELF"
 DIGEST = hashlib.sha256().digest_size
+PATIENCE = 600  # seconds that a compiler may take for one file
+PATIENCE_FOR_VERSION = 60  # zig unpacks itself first
 LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread", "-ldl")
 
 
@@ -127,6 +131,10 @@ class Toolchain:
                 raise BuildError(problem)
             with self._writing():
                 with open(partial, "rb+") as file:
+                    if file.read(len(ELF)) != ELF:
+                        command = " ".join(self.compiler.command)
+                        raise BrokenToolchainError(f"{command} ended well and wrote no object: is it a C compiler?")
+                    file.seek(0)
                     digest = hashlib.file_digest(file, "sha256").digest()
                     file.seek(0, os.SEEK_END)
                     file.write(digest)
@@ -138,7 +146,12 @@ class Toolchain:
         """What is wrong, or ""; the source goes in by standard input."""
         command = [*self.compiler.command, *arguments]
         try:
-            result = subprocess.run(command, capture_output=True, text=True, check=False, input=source)
+            result = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", check=False, input=source, timeout=PATIENCE
+            )
+        except subprocess.TimeoutExpired as error:
+            name = " ".join(self.compiler.command)
+            raise BrokenToolchainError(f"{name} did not end within {PATIENCE} s, and was stopped") from error
         except OSError as error:
             raise BuildError(f"{self.compiler.command[0]} cannot be run: {error.strerror}") from error
         if result.returncode == 0:
@@ -174,6 +187,17 @@ def _is_sound(path: Path) -> bool:
     return hashlib.sha256(data[:-DIGEST]).digest() == data[-DIGEST:]
 
 
+def load_library(path: Path) -> ctypes.CDLL:
+    """A library of a cache in this process. BrokenToolchainError where the system does not load it from there."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BrokenToolchainError(
+            f"what was built cannot be loaded: {error}; if files there may not be executed, name another folder in "
+            "TILEFUSE_CACHE"
+        ) from error
+
+
 def find_toolchain(cache_directory: Path, preferred: str | None = None) -> Toolchain:
     """The first of `preferred`, cc, gcc, clang and the ziglang wheel that runs. BuildError says what was looked for."""
     return Toolchain(find_compiler(preferred), cache_directory)
@@ -195,8 +219,23 @@ def find_compiler(preferred: str | None = None) -> Compiler:
 
 
 def _version(command: tuple[str, ...]) -> str:
-    result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    name = " ".join(command)
+    try:
+        result = subprocess.run(
+            [*command, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=PATIENCE_FOR_VERSION,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(
+            f"{name} --version did not end within {PATIENCE_FOR_VERSION} s: is it a C compiler?"
+        ) from error
+    except OSError as error:
+        raise BuildError(f"{name} cannot be run: {error.strerror}") from error
     if result.returncode:
         said = result.stderr.strip() or f"status {result.returncode} and no word; is it a C compiler?"
-        raise BuildError(f"{' '.join(command)} --version failed: {said}")
+        raise BuildError(f"{name} --version failed: {said}")
     return result.stdout

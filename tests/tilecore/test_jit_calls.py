@@ -6,12 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import tilecore
 from tilecore import KernelError, TileError
 from tilecore import language as T
+from tilecore.interpret import interpret
+from tilecore.trace import trace
 
 pytestmark = pytest.mark.cpu
 RNG = np.random.default_rng(3)
@@ -118,6 +121,50 @@ class Foreign:
 def test_arrays_by_dlpack(scale: Any) -> None:
     array = RNG.standard_normal((3, 4)).astype(np.float32)
     np.testing.assert_array_equal(np.asarray(scale(Foreign(array))), array * 2)
+
+
+class Brains(Foreign):
+    """An array of a library with a bfloat16 of its own, which DLPack of numpy does not know: this module."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("Unsupported dtype in DLTensor.")
+
+    def view(self, dtype: Any) -> "Foreign":
+        return Foreign(self.array.view(dtype))
+
+
+int16, bfloat16 = np.int16, ml_dtypes.bfloat16
+
+
+def from_dlpack(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def test_bfloat16_of_another_library(jit: Callable[..., Any]) -> None:
+    def doubled(A: T.Tensor((5,), "bfloat16"), B: T.Tensor((5,), "bfloat16")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            for i in T.Parallel(5):
+                B[i] = A[i] * 2
+
+    array = np.arange(5).astype(ml_dtypes.bfloat16)
+    found = jit(doubled, out_idx=1)(Brains(array))
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(found.astype(np.float32), np.arange(5) * 2)
+
+
+def test_arguments_by_name_and_tensors_of_no_axes(jit: Callable[..., Any]) -> None:
+    def scaled(A: T.Tensor((), "float32"), B: T.Tensor((3,), "float32"), C: T.Tensor((), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            C[()] = A[()] * B[2]
+
+    kernel = jit(scaled, out_idx=2)
+    three = np.arange(3, dtype=np.float32)
+    assert kernel(B=three, A=np.array(2.5, np.float32)) == 5
+    assert kernel(2.5, B=three) == 5
+    assert interpret(trace(scaled), {"A": np.array(2.5), "B": three})["C"] == 5
+    with pytest.raises(KernelError, match=r"scaled takes 2 arguments \(A, B\), got 1 and D"):
+        kernel(2.5, D=three)
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,26 @@ def test_parts_are_filled(same: Check) -> None:
     same(kernel, [a], wanted)
 
 
+def test_slices_where_only_the_run_says_are_kept_inside_their_tile(same: Check) -> None:
+    @T.prim_func
+    def kernel(A: Tensor((M, N)), L: Tensor((2,), "int32"), C: Tensor((2, M, 5))) -> None:  # type: ignore[valid-type]
+        with T.Kernel(2) as n:
+            a, kept = T.alloc_fragment((M,), "float32"), T.alloc_shared((M, 4), "float32")
+            T.fill(kept, -1)
+            for k in T.serial(L[n]):
+                T.copy(A[0:M, k], a)
+                T.copy(a, kept[:, k])
+            T.copy(kept, C[n, 0:M, 0:4])
+            T.copy(kept[:, L[n] - 1], a)
+            T.copy(a, C[n, 0:M, 4])
+
+    a = values(M, N)
+    wanted = np.full((2, M, 5), -1, np.float32)
+    wanted[0, :, :3], wanted[1, :, :4] = a[:, :3], a[:, :4]
+    wanted[0, :, 4], wanted[1, :, 4] = a[:, 2], 0
+    same(kernel, [a, np.array([3, 9], np.int32)], wanted)
+
+
 def test_a_kernel_without_results_builds(object_cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def kernel(A: Tensor((3,))) -> None:  # type: ignore[valid-type]
         with T.Kernel(1) as _:

@@ -12,7 +12,15 @@ import pytest
 
 from tilecore.link import Objects, link_kernels
 from tilecore.target import target_named
-from tilecore.toolchain import BrokenToolchainError, BuildError, Source, Toolchain, find_compiler, find_toolchain
+from tilecore.toolchain import (
+    BrokenToolchainError,
+    BuildError,
+    Source,
+    Toolchain,
+    find_compiler,
+    find_toolchain,
+    load_library,
+)
 
 SOURCE = "int answer(void) { return 42; }\n"
 ROW = target_named("x86-64-v3")
@@ -54,6 +62,35 @@ def test_a_compiler_that_vanishes_is_one_error(tmp_path: Path) -> None:
     toolchain = find_toolchain(tmp_path / "cache", str(script(tmp_path, "exit 0")))
     (tmp_path / "fakecc").unlink()
     with pytest.raises(BuildError, match="fakecc cannot be run: No such file"):
+        build(toolchain)
+
+
+@pytest.mark.parametrize("written", [":", "echo garbage > $out", "head -c 300 /dev/zero > $out"])
+def test_a_compiler_that_writes_no_object_is_one_error(written: str, tmp_path: Path) -> None:
+    compiler = script(tmp_path, f'for out in "$@"; do :; done; {written}')
+    with pytest.raises(BrokenToolchainError, match="fakecc ended well and wrote no object: is it a C compiler"):
+        build(find_toolchain(tmp_path / "cache", str(compiler)))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_compiler_whose_library_is_none_is_one_error(tmp_path: Path) -> None:
+    compiler = script(tmp_path, r"""for out in "$@"; do :; done; printf '\177ELF and no more' > $out""")
+    toolchain = find_toolchain(tmp_path / "cache", str(compiler))
+    with pytest.raises(BrokenToolchainError, match=r"what was built cannot be loaded: .*TILEFUSE_CACHE"):
+        load_library(toolchain.library([build(toolchain)]))
+
+
+def test_a_compiler_that_hangs_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilecore.toolchain.PATIENCE", 0.2)
+    toolchain = find_toolchain(tmp_path / "cache", str(script(tmp_path, "exec sleep 30")))
+    with pytest.raises(BrokenToolchainError, match=r"fakecc did not end within 0\.2 s, and was stopped"):
+        build(toolchain)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_words_of_a_compiler_in_no_encoding_are_shown(tmp_path: Path) -> None:
+    toolchain = find_toolchain(tmp_path / "cache", str(script(tmp_path, r"printf 'no \377 room' >&2; exit 1")))
+    with pytest.raises(BrokenToolchainError, match="no � room"):
         build(toolchain)
 
 

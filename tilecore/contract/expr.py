@@ -336,7 +336,7 @@ def substitute(expr: "Expr", values: Mapping["Expr", "Expr"]) -> "Expr":
 
 def loads(expr: "Expr") -> tuple[Load, ...]:
     """Every distinct load in `expr`, inner ones first."""
-    if not children(expr):
+    if not children(expr) and not isinstance(expr, Load):
         return ()
     return tuple(dict.fromkeys(node for node in walk(expr) if isinstance(node, Load)))
 
