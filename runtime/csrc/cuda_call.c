@@ -275,6 +275,10 @@ static OrtStatus* launch_one(const session* of, tile_card* card, const tile_cuda
         sizes[i] = (int32_t)symbols[launch->symbols[i]];
         arguments[count++] = &sizes[i];
     }
+    if (launch->counters > 0) {
+        const void* workspace = all->at[launch->pointers[launch->n_pointers - 1]];
+        CU_TRY(of, cuMemsetD32Async((uintptr_t)workspace, 0, (size_t)(tiles * launch->counters), stream));
+    }
     const int64_t running = launch->blocks > 0 && tiles > at->room ? at->room : tiles;
     const uint32_t blocks = (uint32_t)running * launch->cluster;
     cu_attribute early = {.id = CU_EARLY, .value.early = 1};

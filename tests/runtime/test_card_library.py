@@ -187,6 +187,24 @@ def test_computed_operands_go_through_scratch(rotated: card_library.Made, fake: 
     )  # keys once per head that others share
 
 
+def test_counters_of_tasks_that_share_a_result_are_cleared_before_every_launch(cache: Path, fake: Path) -> None:
+    made = card_library.make_library(attention_spec(AttentionForm(Sym("B"), 8, 1, 1024, 128, F16, groups=4)), cache)
+    (kernel,) = made.region.kernels
+    plan = kernel.plan
+    assert isinstance(plan, KernelPlan)
+    assert plan.workspace is not None
+    shapes = [[3, 8, 1, 128], [3, 2, 1024, 128], [3, 2, 1024, 128]]
+    inputs = [[X + i * 0x100000, 10, shape] for i, shape in enumerate(shapes)]
+    found = call(made, fake, inputs=inputs, arguments="mmmppi mmmppi", times=2)
+    assert found["refused"] == ""
+    tasks = 3 * 2 * plan.split.tasks
+    log = [line for line in found["log"] if line.startswith(("set ", "launch "))]
+    for place, (cleared, launch) in zip((0x3000000, 0x3100000), (log[:2], log[2:]), strict=True):
+        assert cleared == f"set {place:x} to 0 words {tasks} stream c5"
+        assert f" grid {min(tasks, 132)} 1 1 " in launch
+        assert launch.endswith(f" {place:x} 3")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -233,6 +251,7 @@ SPECS = {
     "linear attention": linear_spec(LinearForm(2, 3, 130, 64, 64, F16)),
     "attention": attention_spec(AttentionForm(2, 4, Sym("S"), Sym("S"), 64, F16, causal=True)),
     "decode": attention_spec(AttentionForm(1, 32, 1, 900, 128, F16, groups=4)),
+    "decode of a batch at run time": attention_spec(AttentionForm(Sym("B"), 8, 1, 900, 128, F16, groups=4)),
     "one query at run time": attention_spec(AttentionForm(2, 8, Sym("Q"), Sym("K"), 128, F16, groups=4)),
     "few queries at run time": attention_spec(AttentionForm(2, 8, Sym("T"), Sym("K"), 128, F16, groups=4)),
     "rotated": rotated_attention(),
@@ -279,9 +298,11 @@ def test_on_a_card(spec: Spec, cache: Path) -> None:
         for tensor, array in zip(spec.inputs, kept, strict=True)
     }
     stream = torch.cuda.Stream()
-    host = PlayedRuntime(
-        made.path, stream=stream.cuda_stream, scratch=lambda size: value((size // 2,), "f16", torch.zeros).address
-    )
+
+    def scratch(size: int) -> int:
+        return value((size // 2,), "f16", lambda shape: torch.full(shape, float("nan"))).address
+
+    host = PlayedRuntime(made.path, stream=stream.cuda_stream, scratch=scratch)
     (op,) = host.names(PROVIDER).values()
     outputs = outputs_of(spec)
 

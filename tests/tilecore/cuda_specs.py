@@ -40,7 +40,7 @@ class ProductForm:
 class AttentionForm:
     """Attention over [B, H, S, D]; `program` is what is done to scores besides scaling them."""
 
-    batch: int
+    batch: Dim
     heads: int
     queries: Dim
     keys: Dim

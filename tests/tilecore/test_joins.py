@@ -11,15 +11,18 @@ from kernel_texts import program_of
 from tilecore import language as T
 from tilecore.contract.expr import Const, Var, const
 from tilecore.contract.spec import Spec
+from tilecore.cuda.errors import CudaError
+from tilecore.cuda.joins import plan_split
 from tilecore.cuda.overlap import overlap_of
 from tilecore.cuda.partial import partial_sums
 from tilecore.cuda.profile import H100
 from tilecore.cuda.recommend import choices
 from tilecore.cuda.reshape import heads_as_queries, turned
+from tilecore.cuda.roles import infer_roles
 from tilecore.errors import TileError
 from tilecore.infer import infer
 from tilecore.interpret import interpret
-from tilecore.ir import For, Join, Program
+from tilecore.ir import For, If, Join, Program
 from tilecore.language import Handle
 from tilecore.library import kernel_for
 from tilecore.lower import lower
@@ -94,9 +97,40 @@ def test_few_rows_are_turned_and_short_caches_are_not_split() -> None:
         (batch, keys): next(choices(attention_spec(AttentionForm(batch, 32, 1, keys, 128, groups=4)), H100)).config[
             "split"
         ]
-        for batch, keys in ((1, 8192), (2, 8192), (4, 8192), (16, 8192), (1, 256))
+        for batch, keys in ((1, 8192), (2, 8192), (3, 8200), (4, 8192), (16, 8192), (1, 256), (1, 513))
     }
-    assert splits == {(1, 8192): 8, (2, 8192): 4, (4, 8192): 2, (16, 8192): 1, (1, 256): 1}
+    expected = {(1, 8192): 16, (2, 8192): 8, (3, 8200): 5, (4, 8192): 4, (16, 8192): 1, (1, 256): 1, (1, 513): 2}
+    assert splits == expected
+
+
+def test_tasks_that_run_apart_leave_what_the_joins_need() -> None:
+    attention = attention_spec(AttentionForm(1, 2, 64, 512, 64))
+    program = traced(attention, block_m=64, block_n=64, split=4)
+    split = plan_split(infer_roles(program), apart=True)
+    assert {buffer.name for buffer, _ in split.state} == {"top", "rescale", "total", "o1"}
+    assert (split.tasks, split.cluster, split.apart) == (4, 1, True)
+    assert plan_split(infer_roles(program)).cluster == 4
+    bounded = traced(attention_spec(AttentionForm(1, 2, 64, 512, 64, program="cap")), block_m=64, block_n=64, split=4)
+    assert {buffer.name for buffer, _ in plan_split(infer_roles(bounded), apart=True).state} == {"total", "o1"}
+
+
+@pytest.mark.parametrize("place", ["between", "after"])
+def test_tasks_that_run_apart_do_nothing_but_share_a_result(place: str) -> None:
+    program = traced(attention_spec(AttentionForm(1, 2, 64, 512, 64)), block_m=64, block_n=64, split=4)
+    (last,) = (stmt for stmt in program.body if isinstance(stmt, If))
+    joins = [at for at, stmt in enumerate(program.body) if isinstance(stmt, Join)]
+    at = joins[1] if place == "between" else joins[-1] + 1
+    body = (*program.body[:at], *last.then, *program.body[at:])
+    message = "comes between joins: tasks that run apart" if place == "between" else "follows joins: what tasks"
+    with pytest.raises(CudaError, match=message):
+        plan_split(infer_roles(replace(program, body=body)), apart=True)
+
+
+def test_a_split_has_a_limit() -> None:
+    program = traced(attention_spec(AttentionForm(1, 2, 64, 512, 64)), block_m=64, block_n=64, split=17)
+    with pytest.raises(CudaError, match="a split into 17 tasks: a cluster has at most 16"):
+        plan_split(infer_roles(program))
+    assert plan_split(infer_roles(program), apart=True).tasks == 17
 
 
 def test_attention_comes_apart_into_scores_softmax_and_sums() -> None:

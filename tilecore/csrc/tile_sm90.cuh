@@ -70,6 +70,33 @@ TILE_FN float exchange_read(u32 address) {
   return parts[0];
 }
 
+// ---- tasks apart: what each leaves in memory, and who comes last, which goes through all of it ----
+TILE_FN void part_write(float* at, float x) { __stcg(at, x); }
+TILE_FN float part_read(const float* at) { return __ldcg(at); }
+TILE_FN bool all_arrived(u32* counter, int tasks, u32 meeting) {  // of a warpgroup; the counter is 0 again after the last
+  __threadfence();
+  named_sync(meeting, 128);
+  u32 last = 0;
+  if (threadIdx.x % 128 == 0) last = atomicInc(counter, tasks - 1) == tasks - 1;
+  asm volatile(
+      "{\n.reg .pred one, any;\nsetp.ne.u32 one, %0, 0;\nbar.red.or.pred any, %1, 128, one;\nselp.u32 %0, 1, 0, any;\n}"
+      : "+r"(last)
+      : "r"(meeting)
+      : "memory");
+  __threadfence();
+  return last != 0;
+}
+TILE_FN float exchange_own(u32 address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+template <class Kind, int Others, int Stride>
+TILE_FN float teams_read(float x, u32 address) {
+  TILE_UNROLL for (int other = 0; other < Others; other++) x = Kind::join(x, exchange_own(address + other * Stride));
+  return x;
+}
+
 template <int Set>
 TILE_FN bool flags_are(u32 line) {  // whether all of 128 bytes are other than 0, or none is
   const u32 four = line_word(line + threadIdx.x % 32 * 4);

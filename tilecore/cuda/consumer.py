@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr
+from tilecore.cuda.apart import apart_text
 from tilecore.cuda.elements import summed
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.flight import Flight, readers_of, to_wait_for
@@ -57,7 +58,8 @@ class Consumer:
             *(["int spot = 0;"] if self.plan.ahead > 1 else []),
             *(["int row_slot = 0;"] if self.roles.parts > 1 else ["u32 written = 0;"] if self.roles.exchanged else []),
         ]
-        if self.plan.split.groups:
+        exchanges = 0 if self.plan.split.apart else len(self.plan.split.groups)
+        if exchanges:
             self.lines.append("u32 joined = 0;")
         if self.plan.turns:
             self.lines.append(f"if (warpgroup == consumers - 1) named_arrive({TURN}, {2 * WARPGROUP});")
@@ -65,19 +67,38 @@ class Consumer:
         outer, self.lines = self.lines, []
         self.lines += self.work.declarations()
         self.lines += [] if self.levels is None else declarations(self.levels)
-        for stmt in self.plan.program.body:
-            self._statement(stmt)
+        body = self.plan.program.body
+        met = next((at for at, stmt in enumerate(body) if isinstance(stmt, Join)), len(body))
+        apart = body[met:] if self.plan.split.apart else ()
+        self.lines += self._written(body[: len(body) - len(apart)])
         self._drain()
+        if apart:
+            self._check_free(apart)
+            self.lines += apart_text(apart, self.plan.split, self.roles, self._written)
         self.lines += next_tile(self.plan)
-        if self.plan.split.groups:
+        if exchanges:
             self.lines.append("joined ^= 1;")
         outer += ["  " + line for line in self.lines]
         outer.append("}")
         if self.plan.staging_bytes:
             outer.append("if (thread == 0) stores_done();")
-        for number in range(len(self.plan.split.groups)):  # others may still read what this block has
+        for number in range(exchanges):  # others may still read what this block has
             outer.append(f"cluster_wait(done_{number}, joined ^ 1);")
         return outer
+
+    def _written(self, body: Sequence[Stmt]) -> list[str]:
+        outer, self.lines = self.lines, []
+        for stmt in body:
+            self._statement(stmt)
+        found, self.lines = self.lines, outer
+        return found
+
+    def _check_free(self, tail: Sequence[Stmt]) -> None:
+        """CudaError where slots of rings would be handed back by the last task alone."""
+        last = self.slots.last_reader
+        kept = [name for name, reader in last.items() if any(reader is stmt for stmt in statements(tuple(tail)))]
+        if kept:
+            raise CudaError(f"{', '.join(kept)} is read after the joins of tasks that run apart")
 
     def _statement(self, stmt: Stmt) -> None:
         span = stmt.span

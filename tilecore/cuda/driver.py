@@ -15,6 +15,7 @@ SWIZZLES, PROMOTE_256 = {32: 1, 64: 2, 128: 3}, 3  # by the bytes of a box along
 MAX_DYNAMIC_SHARED, WIDE_CLUSTER = 8, 14  # attributes of a function
 PROCESSORS, MAJOR, MINOR, SHARED_BYTES = 16, 75, 76, 97  # attributes of a device
 CLUSTER_SHAPE, EARLY = 4, 6  # attributes of a launch; EARLY: it may begin before the one before it in its stream ends
+RELAXED, NON_BLOCKING = 2, 1  # what a thread may do while it captures; how a stream is created
 PORTABLE_CLUSTER = 8  # blocks that any card's clusters may have
 
 
@@ -106,6 +107,30 @@ def launch(
     shape = (blocks, 1, 1), (threads, 1, 1), shared_bytes
     config = _Launch(*shape, ctypes.c_void_p(stream), ctypes.pointer(begin), int(early))
     call("cuLaunchKernelEx", ctypes.byref(config), function, arguments, None)
+
+
+def capture(stream: int) -> int:
+    """The number of the capture that a stream is in, 0 for none."""
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    told = ctypes.byref(status), ctypes.byref(number), None, None, None
+    call("cuStreamGetCaptureInfo_v2", ctypes.c_void_p(stream), *told)
+    return number.value if status.value else 0
+
+
+def zeros(size: int) -> int:
+    """The address of `size` bytes of zeros, which stay; streams of this thread may be captured meanwhile."""
+    mode, address, stream = ctypes.c_int(RELAXED), ctypes.c_void_p(), ctypes.c_void_p()
+    call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
+        call("cuMemsetD8Async", address, ctypes.c_ubyte(0), ctypes.c_size_t(size), stream)
+        call("cuStreamSynchronize", stream)
+        call("cuStreamDestroy_v2", stream)
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    assert address.value is not None
+    return address.value
 
 
 def processors(device: int) -> int:

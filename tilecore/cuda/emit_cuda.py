@@ -29,7 +29,7 @@ def emit_cuda(plan: KernelPlan, name: str) -> str:
     lines.append(f"{name}({', '.join(parameters(plan))}) {{")
     lines += indented([*_layout(plan), *_barriers(plan), *tiles_of(plan, names)])
     names |= {axis: axis.name for axis in program.grid}
-    if plan.split.axis is not None:
+    if plan.cluster > 1 and plan.split.axis is not None:
         lines.append(f"  const int {plan.split.axis.name} = blockIdx.x % {plan.cluster};")
     lines += indented(["if (warpgroup == consumers) {  // producer", *indented(_producer(plan, names)), "} else {"])
     lines += indented(indented(Consumer(plan, names, walk(plan, names)).body()))
@@ -69,6 +69,8 @@ def parameters(plan: KernelPlan) -> Iterator[str]:
     for tensor in plan.pointers:
         constant = "" if tensor in written else "const "
         yield f"{constant}{STORAGE[tensor.dtype]}* __restrict__ {pointer(tensor)}"
+    if plan.workspace is not None:
+        yield "u32* workspace"
     yield from (f"int {dim(symbol)}" for symbol in plan.symbols)
 
 
@@ -100,7 +102,7 @@ def _layout(plan: KernelPlan) -> list[str]:
     for number, group in enumerate(plan.split.groups):
         lines.append(f"const u32 exchange_{number} = base + {offset};  // + {group.bytes} per warpgroup")
         offset += group.bytes * consumers
-    for number in range(len(plan.split.groups)):
+    for number in range(0 if plan.split.apart else len(plan.split.groups)):
         lines.append(f"const u32 ready_{number} = base + {offset}, done_{number} = ready_{number} + 8;")
         offset += 16
     lines.append(f"const int warpgroup = threadIdx.x / {WARPGROUP};")
@@ -115,7 +117,7 @@ def _barriers(plan: KernelPlan) -> list[str]:
         readers = "4 * consumers" if ring.decoded else "consumers"
         lines.append(f"    barrier_init(empty_{ring.name} + 8 * i, {readers});")
         lines.append("  }")
-    for number in range(len(plan.split.groups)):
+    for number in range(0 if plan.split.apart else len(plan.split.groups)):
         lines.append(f"  barrier_init(ready_{number}, consumers * {plan.cluster});")
         lines.append(f"  barrier_init(done_{number}, consumers * {plan.cluster});")
     return [*lines, "}", "barriers_ready();", *(["cluster_ready();"] if plan.cluster > 1 else []), "grid_wait();"]
@@ -144,6 +146,10 @@ def walk(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
     if plan.balanced and grid[1:]:
         return _balanced(grid, own)
     lines = [f"for (int t = blockIdx.x{own}; t < tiles; t += gridDim.x{own}) {{"]
+    if plan.split.apart and plan.split.axis is not None:
+        tasks = plan.split.tasks
+        lines = [f"for (int task = blockIdx.x; task < tiles * {tasks}; task += gridDim.x) {{",
+                 f"  const int t = task / {tasks}, {plan.split.axis.name} = task % {tasks};"]  # fmt: skip
     first, others = grid[0], grid[1:]
     if not others:
         return [*lines, f"  const int {first} = t;"]

@@ -7,7 +7,7 @@ checked by what is generated here, pitches that tensor copies need are checked h
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecore.contract.expr import Const, Expr, Sym, const, select
 from tilecore.contract.spec import Tensor, extent_of
@@ -63,6 +63,8 @@ def check_maps(plan: KernelPlan | RowPlan) -> None:
 def emit_launch(launches: Sequence[Launch], signature: Signature, symbol: str) -> str:
     """The text that defines `symbol`, a `tile_cuda_kernel`."""
     kernels = [launch.kernel for launch in launches]
+    workspaces = (_workspace(number, launch.kernel.plan) for number, launch in enumerate(launches))
+    signature = replace(signature, scratch=(*signature.scratch, *(one for one in workspaces if one is not None)))
     if len(kernels) > MAX_LAUNCHES or len(signature.scratch) > MAX_SCRATCH:
         raise CudaError(f"{len(kernels)} launches and {len(signature.scratch)} scratch tensors: too many for one node")
     names = {dim.name: f"n{position}" for position, dim in enumerate(signature.symbols)}
@@ -86,6 +88,11 @@ def emit_launch(launches: Sequence[Launch], signature: Signature, symbol: str) -
     return "\n".join(lines) + "\n"
 
 
+def _workspace(number: int, plan: KernelPlan | RowPlan) -> Tensor | None:
+    """Of a launch, as a scratch tensor of its own."""
+    return None if plan.workspace is None else replace(plan.workspace, name=f"workspace_{number}")
+
+
 def _launch(
     number: int, launch: Launch, signature: Signature, names: Mapping[str, str]
 ) -> tuple[list[str], str]:  # fmt: skip
@@ -98,10 +105,12 @@ def _launch(
     lines = _image(number, kernel.cubin.image)
     maps = [_map(one, positions[one.tensor.name]) for one in plan.maps]
     lines += _table("tile_cuda_map", f"maps_{number}", maps)
-    lines += _table("int32_t", f"pointers_{number}", [str(positions[tensor.name]) for tensor in plan.pointers])
+    workspace = _workspace(number, plan)
+    pointers = [tensor.name for tensor in plan.pointers] + ([] if workspace is None else [workspace.name])
+    lines += _table("int32_t", f"pointers_{number}", [str(positions[name]) for name in pointers])
     lines += _table("int32_t", f"symbols_{number}", [str(order.index(dim.name)) for dim in plan.symbols])
     tiles: Expr = const(1)
-    for axis in plan.tile_axes:
+    for axis in plan.task_axes:
         tiles = tiles * extent_of(axis)
     if launch.when is not None:
         tiles = select(launch.when, tiles, const(0))
@@ -112,14 +121,15 @@ def _launch(
     body = ["(void)dims;", "switch (map) {", *cases, "default: break;", "}"]
     lines += _function(f"void dims_{number}(const int64_t* symbols, int32_t map, uint64_t* dims)", body, names)
     blocks = plan.blocks if isinstance(plan, KernelPlan) else 0
-    counts = f"{len(plan.maps)}, {len(plan.pointers)}, {len(plan.symbols)}"
+    counts = f"{len(plan.maps)}, {len(pointers)}, {len(plan.symbols)}"
+    counters = plan.counters if isinstance(plan, KernelPlan) else 0
     tables = ", ".join(
         f"{name}_{number}" if some else "NULL"
-        for name, some in (("maps", plan.maps), ("pointers", plan.pointers), ("symbols", plan.symbols))
+        for name, some in (("maps", plan.maps), ("pointers", pointers), ("symbols", plan.symbols))
     )
     row = (
         f'{{"{kernel.name}", image_{number}, {plan.threads}, {plan.cluster}, {plan.shared_bytes}, {blocks}, '
-        f"{counts}, {tables}, tiles_{number}, dims_{number}}}"
+        f"{counters}, {counts}, {tables}, tiles_{number}, dims_{number}}}"
     )
     return lines, row
 

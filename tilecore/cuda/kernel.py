@@ -8,8 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilecore.contract.expr import Expr, Load, Op, Sym, Var, const, loads, symbols, variables
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Load, Op, Sym, Var, binary, const, loads, symbols, variables
 from tilecore.contract.spec import Place, Tensor, View
+from tilecore.cuda.apart import WORD_ROUND
 from tilecore.cuda.beside import elements_beside
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.joins import Split, plan_split
@@ -158,7 +160,8 @@ class KernelPlan:
         """Barriers of all rings and exchanges."""
         if not self.profile.warpgroups:
             return 0
-        return sum(2 * ring.slots for ring in self.rings) + 2 * len(self.split.groups)
+        meetings = 0 if self.split.apart else 2 * len(self.split.groups)
+        return sum(2 * ring.slots for ring in self.rings) + meetings
 
     @property
     def cluster(self) -> int:
@@ -171,6 +174,28 @@ class KernelPlan:
         return tuple(axis for axis in self.program.grid if axis != self.split.axis)
 
     @property
+    def task_axes(self) -> tuple[Var, ...]:
+        """Axes of the grid that tell apart what blocks take one after the other."""
+        return self.program.grid if self.split.apart else self.tile_axes
+
+    @property
+    def counters(self) -> int:
+        """Words at the start of the workspace for every task, of which the launch before has left zeros."""
+        return self.roles.consumers if self.split.apart else 0
+
+    @property
+    def workspace(self) -> Tensor | None:
+        """What tasks that run apart leave to whoever comes last: counters, then the state of every task."""
+        if not self.split.apart:
+            return None
+        tasks: Expr = const(self.counters)
+        for axis in self.task_axes:
+            assert axis.extent is not None
+            tasks = tasks * axis.extent
+        counters = binary("floordiv", tasks + (WORD_ROUND - 1), const(WORD_ROUND)) * const(WORD_ROUND)
+        return Tensor("workspace", DType.F32, (counters + tasks * const(self.split.words),))
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         tiles = sum(ring.bytes * ring.slots for ring in self.rings)
@@ -180,10 +205,10 @@ class KernelPlan:
 
 
 def plan_kernel(
-    roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool = False, blocks: int = 1
+    roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool = False, blocks: int = 1, apart: bool = False
 ) -> KernelPlan:
-    """The plan for `stages` slots per ring and `blocks` that share a processor. CudaError where the card has no room or
-    the program another structure.
+    """The plan for `stages` slots per ring and `blocks` that share a processor; tasks of a split run `apart` or as a
+    cluster. CudaError where the card has no room or the program another structure.
     """
     program, loop = roles.program, loop_of(roles.program)
     rings = rings_of(roles, loop, stages)
@@ -196,7 +221,7 @@ def plan_kernel(
     if (consumers, blocks) not in ROLE_REGISTERS:
         raise CudaError(f"{blocks} blocks of {consumers} consumer warpgroups on one processor")
     own = ROLE_REGISTERS[consumers, blocks] if wide else (0, 0)
-    split = plan_split(roles)
+    split = plan_split(roles, apart=apart)
     plan = KernelPlan(
         roles,
         profile,
@@ -208,7 +233,7 @@ def plan_kernel(
         loop,
         WARPGROUP if wide else 32,
         own,
-        balanced=bound_by_grid(loop, program, split),
+        balanced=not split.apart and bound_by_grid(loop, program, split),
         grouped=grouped(rings, program),
         turns=_takes_turns(roles, products, in_loop),
         split=split,

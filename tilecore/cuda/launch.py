@@ -1,12 +1,13 @@
 """Launching a built kernel on arrays in device memory, on the caller's stream.
 
-Invariant: no allocation, copy or synchronisation, so a launch may be captured in a CUDA graph. Tensor maps are kept by
-the arrays' addresses, shapes and strides.
+Invariant: no copy or synchronisation, so a launch may be captured in a CUDA graph. Tensor maps are kept by the arrays'
+addresses, shapes and strides. A kernel with a workspace is given one of its own per stream, and per capture of it, when
+it first runs there; like the kernel it stays as long as the context. A graph must not run beside itself, as ever.
 """
 
 import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,8 @@ class Launcher:
         self.functions: dict[int, ctypes.c_void_p] = {}
         self.maps: dict[Any, Any] = {}
         self.room: dict[int, int] = {}  # tiles that run at the same time, by context
+        # (address, bytes) by context, stream and capture
+        self.workspaces: dict[tuple[int, int, int], tuple[int, int]] = {}
 
     def __call__(self, arrays: Mapping[str, Any], *, stream: int = 0) -> None:
         """Run on `arrays`, outputs included, in order on `stream` (a CUstream's address; 0 is the default stream).
@@ -65,7 +68,7 @@ class Launcher:
             )  # fmt: skip
         room = tiles if isinstance(self.plan, RowPlan) else self.room[context]
         blocks = min(tiles, room) * cluster
-        values = self._arguments(found, sizes)
+        values = self._arguments(found, sizes, self._workspace(sizes, context, stream))
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         shape = blocks, self.plan.threads, self.plan.shared_bytes
         driver.launch(self.functions[context], *shape, stream, pointers, early=self.plan.profile.arch == EARLY_ARCH)
@@ -121,16 +124,30 @@ class Launcher:
 
     def _tiles(self, sizes: Mapping[str, int]) -> int:
         tiles = 1
-        for axis in self.plan.tile_axes:
+        for axis in self.plan.task_axes:
             assert axis.extent is not None
             tiles *= _value(axis.extent, sizes)
         if tiles >= 2**31:
             raise CudaError(f"{tiles} tiles: kernels count them in 32 bits")
         return tiles
 
-    def _arguments(self, found: Mapping[str, DeviceArray], sizes: Mapping[str, int]) -> list[Any]:
+    def _workspace(self, sizes: Mapping[str, int], context: int, stream: int) -> list[int]:
+        """The address of memory that no launch at the same time uses, its counters 0; nothing where none is needed."""
+        tensor = self.plan.workspace
+        if tensor is None:
+            return []
+        size = _value(tensor.shape[0], sizes) * tensor.dtype.row.bytes
+        key = context, stream, driver.capture(stream)
+        if self.workspaces.get(key, (0, 0))[1] < size:  # launches before may still use the one they had
+            self.workspaces[key] = driver.zeros(size), size
+        return [self.workspaces[key][0]]
+
+    def _arguments(
+        self, found: Mapping[str, DeviceArray], sizes: Mapping[str, int], workspace: Sequence[int]
+    ) -> list[Any]:
         values: list[Any] = [self._map(plan, found[plan.tensor.name]) for plan in self.plan.maps]
-        values += [ctypes.c_void_p(found[tensor.name].address) for tensor in self.plan.pointers]
+        addresses = [*(found[tensor.name].address for tensor in self.plan.pointers), *workspace]
+        values += [ctypes.c_void_p(address) for address in addresses]
         return values + [ctypes.c_int(sizes[symbol.name]) for symbol in self.plan.symbols]
 
     def _map(self, plan: MapPlan, array: DeviceArray) -> Any:

@@ -30,6 +30,7 @@ DEEP, DEEP_STAGES = 256, 12  # depth of a step and stages where all that counts 
 WARP_DEPTH = 256  # of a step of warps that multiply by themselves
 DECODED_ROWS = 128  # of a tile of levels
 DECODE_CYCLES = 40  # for 64 of the depth of such a tile, per bit of a level and 4 more
+LEAST_STEPS = 2  # of a part of the keys
 JOIN_CYCLES = 2500  # of an exchange in a cluster
 ROW_THREADS, RUNS, MAX_ELEMENTS = 128, 2, 64  # of a row that is long; of a thread: runs wanted, elements at most
 BLOCK_THREADS = 256  # of a block of short rows
@@ -47,6 +48,7 @@ class Choice:
     threads: int = 0  # of a block, where they are a choice
     overlap: bool = False  # whether products of two iterations are in flight at the same time
     blocks: int = 1  # that share a processor
+    apart: bool = False  # whether tasks of a split need not run at the same time
     strips: int = 1  # of 16 rows that a warp has, where warps multiply
     spec: Spec | None = None  # the region told in another way, where that suits the card
 
@@ -164,11 +166,12 @@ def _decode(spec: AttentionSpec, width: int, profile: GpuProfile) -> Iterator[Ch
     batch, heads = (int(extent.value) if isinstance(extent, Const) else 16 for extent in spec.q.shape[:2])
     keys = min(128, 16384 // width)
     steps = -(-size_of(spec.k.shape[2]) // keys)
-    fitting = [split for split in SPLITS if batch * heads <= profile.clusters(split) and 4 * split <= steps]
-    stages = (profile.shared_bytes - 2 * 64 * width - 4 * BARRIERS) // (4 * keys * width)
-    for split in reversed(fitting or [1]):
-        config = {"block_m": 64, "block_n": keys, "split": split}
-        yield Choice(config, min(stages, DEEP_STAGES), f"{keys} keys a step, {split} parts of the keys", spec=spec)
+    each = -(-steps // max(1, min(profile.processors // (batch * heads), steps // LEAST_STEPS)))
+    split = -(-steps // each)  # none is left without keys
+    stages = min(DEEP_STAGES, (profile.shared_bytes - 2 * 64 * width - 4 * BARRIERS) // (4 * keys * width))
+    for parts, slots in dict.fromkeys(((split, stages), (split, stages - 1), (1, stages))):
+        config = {"block_m": 64, "block_n": keys, "split": parts}
+        yield Choice(config, slots, f"{keys} keys a step, {parts} parts of the keys", spec=spec, apart=parts > 1)
 
 
 def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:

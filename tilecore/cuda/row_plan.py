@@ -57,7 +57,11 @@ class RowPlan:
     blocks: int = 1
 
     @property
-    def tile_axes(self) -> tuple[Var, ...]:
+    def workspace(self) -> None:
+        """Rows share nothing."""
+
+    @property
+    def task_axes(self) -> tuple[Var, ...]:
         """The grid."""
         return self.program.grid
 

@@ -1,0 +1,118 @@
+"""Tasks of a split that run apart: whenever each has a processor, not as one cluster.
+
+Comes in: a split with a state, and what the program does from its first join on. Goes out: text. Every task leaves its
+state in memory; the last one to arrive goes through the parts, in the same order whoever it is, and does what the first
+task would. A counter per result says who is last, and is 0 again after it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from tilecore.cuda.joins import REDUCTIONS, WARP_ROWS, Split, element_index, joined_words, word_loop, words_of
+from tilecore.cuda.roles import Roles
+from tilecore.ir import Buffer, Join, Stmt
+
+WORD_ROUND = 32  # words of which what tasks leave begins at a multiple, after counters
+MOST_WORDS = 180  # of a thread that goes through parts: sums, and parts that are read at the same time
+WARPGROUP = 128
+STARTS = {"sum": "0.0f", "max": "-TILE_INF", "fmax": "-TILE_INF", "min": "TILE_INF", "prod": "1.0f"}
+
+
+def apart_text(
+    tail: Sequence[Stmt], split: Split, roles: Roles, write: Callable[[Sequence[Stmt]], list[str]]
+) -> list[str]:
+    """What a consumer warpgroup does from the first join on, which is `tail`; `write` is the text of statements.
+
+    The names of the task, and of a thread's row, are those of the part and the row that it works on there.
+    """
+    axis, threads = split.axis, split.groups[0].threads
+    assert axis is not None
+    task = f"{split.tasks} * consumers"
+    lines = [
+        f"const i64 counted = (tiles * {task} + {WORD_ROUND - 1}) / {WORD_ROUND} * {WORD_ROUND};",
+        f"float* const parts = (float*)workspace + counted + ((i64)t * {task} + warpgroup) * {split.words};",
+        f"if (thread < {threads}) {{",
+        *("  " + line for line in _state_text(split, roles, "part_write({at}, {element});", "thread")),
+        "}",
+        f"if (all_arrived(workspace + t * consumers + warpgroup, {split.tasks}, 5 + warpgroup)) {{",
+    ]
+    inner: list[str] = []
+    between: list[Stmt] = []
+    at = 0
+    for number, group in enumerate(split.groups):
+        inner += _gathered(number, between, split, roles, write)
+        at += len(group.joins)
+        following = next((x for x in range(at, len(tail)) if isinstance(tail[x], Join)), len(tail))
+        if group is split.groups[-1]:
+            inner += [f"const int {axis.name} = 0;", *write(tail[at:])]
+        between += tail[at:following]
+        at = following
+    return [*lines, *("  " + line for line in inner), "}"]
+
+
+def _state_text(split: Split, roles: Roles, form: str, thread: str, joined: Sequence[Buffer] = ()) -> Iterator[str]:
+    """`form` of every word of a task's state that is not joined yet: `at` in memory, `element` of registers."""
+    assert split.axis is not None
+    group = split.groups[0]
+    words = 0
+    for buffer, count in split.state:
+        task = f"(i64){split.axis.name} * consumers * {split.words}"
+        at = f"parts + {task} + ({words} + x) * {group.threads} + {thread}"
+        if buffer not in joined:
+            yield f"{word_loop(count)} " + form.format(
+                at=at, element=f"{buffer.name}[{element_index(buffer, group, roles)}]"
+            )
+        words += count
+
+
+def _gathered(
+    number: int, between: Sequence[Stmt], split: Split, roles: Roles, write: Callable[[Sequence[Stmt]], list[str]]
+) -> list[str]:
+    """The joins of a group over all parts: teams of warps take turns at parts, and what they have is joined in order.
+
+    `between` is what every task does between the joins before and these.
+    """
+    assert split.axis is not None
+    group, axis = split.groups[number], split.axis.name
+    threads, teams, joins = group.threads, group.teams, list(joined_words(group, roles))
+    done = [join.buffer for earlier in split.groups[:number] for join in earlier.joins]
+    own = f"thread % {threads}"
+    row = f"const int own_row = group_row + {WARP_ROWS} * (thread % {threads} / 32) + lane / 4;"
+    lines: list[str] = []
+    for join, loop, *_ in joins:
+        name = join.buffer.name
+        lines.append(f"float {name}_all[{words_of(join.buffer, roles) * group.halves // 2}];")
+        lines.append(f"{loop} {name}_all[x] = {STARTS[join.kind]};")
+    lines += [
+        f"#pragma unroll {max(1, MOST_WORDS // sum(count for _, count in split.state) - 1)}",
+        f"for (int {axis} = thread / {threads}; {axis} < {split.tasks}; {axis} += {teams}) {{",
+        *([f"  {row}"] if teams > 1 else []),
+        *("  " + line for line in _state_text(split, roles, "{element} = part_read({at});", own, done)),
+        *("  " + line for line in write(between)),
+    ]
+    for join, loop, index, _ in joins:
+        name = join.buffer.name
+        lines.append(f"  {loop} {name}_all[x] = {REDUCTIONS[join.kind]}::join({name}_all[x], {name}[{index}]);")
+    return [*lines, "}", *_between_teams(number, joins, split)]
+
+
+def _between_teams(number: int, joins: Sequence[tuple[Join, str, str, int]], split: Split) -> list[str]:
+    """What teams have by way of shared memory: all of them get it, or, at the end, the first one."""
+    group = split.groups[number]
+    threads, teams = group.threads, group.teams
+    if teams == 1:
+        return [f"{loop} {join.buffer.name}[{index}] = {join.buffer.name}_all[x];" for join, loop, index, _ in joins]
+    own = teams - group.rooms  # teams that need not write
+    stride = 4 * group.words * threads
+    base = f"exchange_{number} + warpgroup * {group.bytes} + thread % {threads} * 4"
+    some = f"if (thread >= {own * threads} && thread < {teams * threads}) {{"
+    lines = [some]
+    for join, loop, _, offset in joins:
+        at = f"{base} + (thread / {threads} - {own}) * {stride} + ({offset} + x) * {4 * threads}"
+        lines.append(f"  {loop} exchange_write({at}, {join.buffer.name}_all[x]);")
+    lines += ["}", "named_sync(5 + warpgroup, 128);", f"if (thread < {threads if own else WARPGROUP}) {{"]
+    for join, loop, index, offset in joins:
+        at = f"{base} + ({offset} + x) * {4 * threads}"
+        call = f"teams_read<{REDUCTIONS[join.kind]}, {teams - 1}, {stride}>"
+        first = f"{join.buffer.name}_all[x], {at}" if own else f"exchange_own({at}), {at} + {stride}"
+        lines.append(f"  {loop} {join.buffer.name}[{index}] = {call}({first});")
+    return [*lines, "}"]
