@@ -11,7 +11,8 @@ MAP_TYPES = {
     DType.F16: 6, DType.F32: 7, DType.BF16: 9, DType.U8: 0, DType.I8: 0, DType.F8E4M3: 0, DType.F8E5M2: 0,
     DType.BOOL: 0,
 }  # CU_TENSOR_MAP_DATA_TYPE_*  # fmt: skip
-SWIZZLES, PROMOTE_256 = {32: 1, 64: 2, 128: 3}, 3  # by the bytes of a box along its last dim
+SWIZZLES = {32: 1, 64: 2, 128: 3}  # by the bytes of a box along its last dim
+PROMOTION = 2  # to lines of 128 bytes of the L2 cache; 256 would have it fetch what a box beside asks for itself
 MAX_DYNAMIC_SHARED, WIDE_CLUSTER = 8, 14  # attributes of a function
 PROCESSORS, MAJOR, MINOR, SHARED_BYTES = 16, 75, 76, 97  # attributes of a device
 CLUSTER_SHAPE, EARLY = 4, 6  # attributes of a launch; EARLY: it may begin before the one before it in its stream ends
@@ -177,6 +178,6 @@ def new_map(address: int, dtype: DType, shape: tuple[int, ...], pitches: tuple[i
         "cuTensorMapEncodeTiled", ctypes.byref(result), MAP_TYPES[dtype], rank, ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*reversed(shape)), (ctypes.c_uint64 * (rank - 1))(*reversed(pitches)),
         (ctypes.c_uint32 * rank)(*reversed(box)), (ctypes.c_uint32 * rank)(*([1] * rank)), 0,
-        swizzle_of(dtype, box, swizzled=swizzled), PROMOTE_256, 0,
+        swizzle_of(dtype, box, swizzled=swizzled), PROMOTION, 0,
     )  # fmt: skip
     return result
