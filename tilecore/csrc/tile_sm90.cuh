@@ -74,16 +74,17 @@ TILE_FN float exchange_read(u32 address) {
 TILE_FN void part_write(float* at, float x) { __stcg(at, x); }
 TILE_FN float part_read(const float* at) { return __ldcg(at); }
 TILE_FN bool all_arrived(u32* counter, int tasks, u32 meeting) {  // of a warpgroup; the counter is 0 again after the last
-  __threadfence();
   named_sync(meeting, 128);
   u32 last = 0;
-  if (threadIdx.x % 128 == 0) last = atomicInc(counter, tasks - 1) == tasks - 1;
+  if (threadIdx.x % 128 == 0) {  // releases what all threads have written, acquires what the others had
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(last) : "l"(counter), "r"(tasks - 1) : "memory");
+    last = last == tasks - 1;
+  }
   asm volatile(
       "{\n.reg .pred one, any;\nsetp.ne.u32 one, %0, 0;\nbar.red.or.pred any, %1, 128, one;\nselp.u32 %0, 1, 0, any;\n}"
       : "+r"(last)
       : "r"(meeting)
       : "memory");
-  __threadfence();
   return last != 0;
 }
 TILE_FN float exchange_own(u32 address) {

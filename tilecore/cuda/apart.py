@@ -12,7 +12,7 @@ from tilecore.cuda.roles import Roles
 from tilecore.ir import Buffer, Join, Stmt
 
 WORD_ROUND = 32  # words of which what tasks leave begins at a multiple, after counters
-MOST_WORDS = 180  # of a thread that goes through parts: sums, and parts that are read at the same time
+MOST_WORDS = 180  # of a thread that goes through parts: of sums, and of parts that are under way together
 WARPGROUP = 128
 STARTS = {"sum": "0.0f", "max": "-TILE_INF", "fmax": "-TILE_INF", "min": "TILE_INF", "prod": "1.0f"}
 
@@ -35,7 +35,7 @@ def apart_text(
         "}",
         f"if (all_arrived(workspace + t * consumers + warpgroup, {split.tasks}, 5 + warpgroup)) {{",
     ]
-    inner: list[str] = []
+    inner = _held(split, roles)
     between: list[Stmt] = []
     at = 0
     for number, group in enumerate(split.groups):
@@ -49,8 +49,49 @@ def apart_text(
     return [*lines, *("  " + line for line in inner), "}"]
 
 
+def _turns(split: Split) -> int:
+    """Parts that a team goes through."""
+    return -(-split.tasks // split.groups[0].teams)
+
+
+def _words(split: Split) -> int:
+    """Of a thread's state."""
+    return sum(count for _, count in split.state)
+
+
+def _holds(split: Split) -> bool:
+    """Whether several groups of joins find the state of all parts in registers, where it was read once."""
+    return len(split.groups) > 1 and (_turns(split) + 1) * _words(split) <= MOST_WORDS
+
+
+def _over_parts(split: Split, body: Sequence[str], unrolled: int) -> list[str]:
+    """A loop over the parts of a thread's team."""
+    assert split.axis is not None
+    group = split.groups[0]
+    return [
+        f"#pragma unroll {unrolled}",
+        f"for (int turn = 0; turn < {_turns(split)}; turn++) {{",
+        f"  const int {split.axis.name} = turn * {group.teams} + thread / {group.threads};",
+        f"  if ({split.axis.name} < {split.tasks} && thread < {group.teams * group.threads}) {{",
+        *("    " + line for line in body),
+        "  }",
+        "}",
+    ]
+
+
+def _held(split: Split, roles: Roles) -> list[str]:
+    if not _holds(split):
+        return []
+    reads = _state_text(
+        split, roles, "held[turn][{word} + x] = part_read({at});", f"thread % {split.groups[0].threads}"
+    )
+    return [f"float held[{_turns(split)}][{_words(split)}];", *_over_parts(split, list(reads), _turns(split))]
+
+
 def _state_text(split: Split, roles: Roles, form: str, thread: str, joined: Sequence[Buffer] = ()) -> Iterator[str]:
-    """`form` of every word of a task's state that is not joined yet: `at` in memory, `element` of registers."""
+    """`form` of every word x of a task's state, from `word` on, that is not joined yet: `at` in memory, `element` of
+    registers.
+    """
     assert split.axis is not None
     group = split.groups[0]
     words = 0
@@ -58,9 +99,8 @@ def _state_text(split: Split, roles: Roles, form: str, thread: str, joined: Sequ
         task = f"(i64){split.axis.name} * consumers * {split.words}"
         at = f"parts + {task} + ({words} + x) * {group.threads} + {thread}"
         if buffer not in joined:
-            yield f"{word_loop(count)} " + form.format(
-                at=at, element=f"{buffer.name}[{element_index(buffer, group, roles)}]"
-            )
+            element = f"{buffer.name}[{element_index(buffer, group, roles)}]"
+            yield f"{word_loop(count)} {form.format(at=at, element=element, word=words)}"
         words += count
 
 
@@ -71,28 +111,26 @@ def _gathered(
 
     `between` is what every task does between the joins before and these.
     """
-    assert split.axis is not None
-    group, axis = split.groups[number], split.axis.name
-    threads, teams, joins = group.threads, group.teams, list(joined_words(group, roles))
+    group = split.groups[number]
+    threads, joins = group.threads, list(joined_words(group, roles))
     done = [join.buffer for earlier in split.groups[:number] for join in earlier.joins]
-    own = f"thread % {threads}"
     row = f"const int own_row = group_row + {WARP_ROWS} * (thread % {threads} / 32) + lane / 4;"
     lines: list[str] = []
     for join, loop, *_ in joins:
         name = join.buffer.name
         lines.append(f"float {name}_all[{words_of(join.buffer, roles) * group.halves // 2}];")
         lines.append(f"{loop} {name}_all[x] = {STARTS[join.kind]};")
-    lines += [
-        f"#pragma unroll {max(1, MOST_WORDS // sum(count for _, count in split.state) - 1)}",
-        f"for (int {axis} = thread / {threads}; {axis} < {split.tasks}; {axis} += {teams}) {{",
-        *([f"  {row}"] if teams > 1 else []),
-        *("  " + line for line in _state_text(split, roles, "{element} = part_read({at});", own, done)),
-        *("  " + line for line in write(between)),
+    form = "{element} = held[turn][{word} + x];" if _holds(split) else "{element} = part_read({at});"
+    body = [
+        *([row] if group.teams > 1 else []),
+        *_state_text(split, roles, form, f"thread % {threads}", done),
+        *write(between),
     ]
     for join, loop, index, _ in joins:
         name = join.buffer.name
-        lines.append(f"  {loop} {name}_all[x] = {REDUCTIONS[join.kind]}::join({name}_all[x], {name}[{index}]);")
-    return [*lines, "}", *_between_teams(number, joins, split)]
+        body.append(f"{loop} {name}_all[x] = {REDUCTIONS[join.kind]}::join({name}_all[x], {name}[{index}]);")
+    unrolled = _turns(split) if _holds(split) else max(1, MOST_WORDS // _words(split) - 1)
+    return [*lines, *_over_parts(split, body, unrolled), *_between_teams(number, joins, split)]
 
 
 def _between_teams(number: int, joins: Sequence[tuple[Join, str, str, int]], split: Split) -> list[str]:
