@@ -223,7 +223,7 @@ static OrtStatus* encode_map(const session* of, const tile_cuda_map* map, void* 
         pitches[axis] = pitch;
     }
     CU_TRY(of, cuTensorMapEncodeTiled(out, map->type, (uint32_t)map->rank, address, dims, pitches, map->box, steps, 0,
-                                      map->swizzle, CU_PROMOTE_128, 0));
+                                      map->swizzle, map->promotion, 0));
     return NULL;
 }
 

@@ -49,7 +49,6 @@ enum {
     CU_CLUSTER_SHAPE = 4,      /* of a launch */
     CU_EARLY = 6,              /* it may begin before the one before it in its stream has ended */
     CU_PORTABLE_CLUSTER = 8,   /* blocks that any card's clusters may have */
-    CU_PROMOTE_128 = 2,
 };
 
 typedef struct cu_driver {

@@ -24,7 +24,8 @@ typedef struct tile_cuda_map {
     int32_t type; /* CUtensorMapDataType */
     int32_t rank;
     int32_t element_bytes;
-    int32_t swizzle; /* CUtensorMapSwizzle */
+    int32_t swizzle;   /* CUtensorMapSwizzle */
+    int32_t promotion; /* CUtensorMapL2promotion */
     uint32_t box[TILE_CUDA_MAX_RANK];
 } tile_cuda_map;
 

@@ -68,11 +68,12 @@ def _over_parts(split: Split, body: Sequence[str], unrolled: int) -> list[str]:
     """A loop over the parts of a thread's team."""
     assert split.axis is not None
     group = split.groups[0]
+    some = f" && thread < {group.teams * group.threads}" if group.teams * group.threads < WARPGROUP else ""
     return [
         f"#pragma unroll {unrolled}",
         f"for (int turn = 0; turn < {_turns(split)}; turn++) {{",
         f"  const int {split.axis.name} = turn * {group.teams} + thread / {group.threads};",
-        f"  if ({split.axis.name} < {split.tasks} && thread < {group.teams * group.threads}) {{",
+        f"  if ({split.axis.name} < {split.tasks}{some}) {{",
         *("    " + line for line in body),
         "  }",
         "}",
@@ -82,9 +83,8 @@ def _over_parts(split: Split, body: Sequence[str], unrolled: int) -> list[str]:
 def _held(split: Split, roles: Roles) -> list[str]:
     if not _holds(split):
         return []
-    reads = _state_text(
-        split, roles, "held[turn][{word} + x] = part_read({at});", f"thread % {split.groups[0].threads}"
-    )
+    thread = f"thread % {split.groups[0].threads}"
+    reads = _state_text(split, roles, "held[turn][{word} + x] = part_read({at});", thread)
     return [f"float held[{_turns(split)}][{_words(split)}];", *_over_parts(split, list(reads), _turns(split))]
 
 

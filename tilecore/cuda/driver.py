@@ -12,7 +12,7 @@ MAP_TYPES = {
     DType.BOOL: 0,
 }  # CU_TENSOR_MAP_DATA_TYPE_*  # fmt: skip
 SWIZZLES = {32: 1, 64: 2, 128: 3}  # by the bytes of a box along its last dim
-PROMOTION = 2  # to lines of 128 bytes of the L2 cache; 256 would have it fetch what a box beside asks for itself
+PROMOTIONS = {128: 2, 256: 3}  # by the bytes that the L2 cache fetches at a time
 MAX_DYNAMIC_SHARED, WIDE_CLUSTER = 8, 14  # attributes of a function
 PROCESSORS, MAJOR, MINOR, SHARED_BYTES = 16, 75, 76, 97  # attributes of a device
 CLUSTER_SHAPE, EARLY = 4, 6  # attributes of a launch; EARLY: it may begin before the one before it in its stream ends
@@ -169,8 +169,10 @@ def swizzle_of(dtype: DType, box: tuple[int, ...], *, swizzled: bool) -> int:
 
 
 def new_map(address: int, dtype: DType, shape: tuple[int, ...], pitches: tuple[int, ...],
-            box: tuple[int, ...], *, swizzled: bool = True) -> Any:  # fmt: skip
-    """A tensor map: dims outermost first, `pitches` in bytes of all but the last; zeros beyond the tensor."""
+            box: tuple[int, ...], *, fetched: int, swizzled: bool = True) -> Any:  # fmt: skip
+    """A tensor map: dims outermost first, `pitches` in bytes of all but the last; zeros beyond the tensor. The L2 cache
+    gets `fetched` bytes of memory at a time.
+    """
     rank = len(shape)
     room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
     result = TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
@@ -178,6 +180,6 @@ def new_map(address: int, dtype: DType, shape: tuple[int, ...], pitches: tuple[i
         "cuTensorMapEncodeTiled", ctypes.byref(result), MAP_TYPES[dtype], rank, ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*reversed(shape)), (ctypes.c_uint64 * (rank - 1))(*reversed(pitches)),
         (ctypes.c_uint32 * rank)(*reversed(box)), (ctypes.c_uint32 * rank)(*([1] * rank)), 0,
-        swizzle_of(dtype, box, swizzled=swizzled), PROMOTION, 0,
+        swizzle_of(dtype, box, swizzled=swizzled), PROMOTIONS[fetched], 0,
     )  # fmt: skip
     return result

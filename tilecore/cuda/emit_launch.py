@@ -13,7 +13,7 @@ from tilecore.contract.expr import Const, Expr, Sym, const, select
 from tilecore.contract.spec import Tensor, extent_of
 from tilecore.cuda.adapt import SIZES
 from tilecore.cuda.compile import CudaKernel
-from tilecore.cuda.driver import MAP_TYPES, swizzle_of
+from tilecore.cuda.driver import MAP_TYPES, PROMOTIONS, swizzle_of
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan, MapPlan
 from tilecore.cuda.row_plan import RowPlan
@@ -146,7 +146,8 @@ def _map(one: MapPlan, position: int) -> str:
     sizes = ", ".join(str(extent) for extent in reversed(one.box))
     dtype = one.tensor.dtype
     swizzle = swizzle_of(dtype, one.box, swizzled=one.swizzled)
-    return f"{{{position}, {MAP_TYPES[dtype]}, {len(one.box)}, {dtype.row.bytes}, {swizzle}, {{{sizes}}}}}"
+    numbers = position, MAP_TYPES[dtype], len(one.box), dtype.row.bytes, swizzle, PROMOTIONS[one.fetched]
+    return f"{{{', '.join(map(str, numbers))}, {{{sizes}}}}}"
 
 
 def _table(kind: str, name: str, entries: Sequence[str]) -> list[str]:

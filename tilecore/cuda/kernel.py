@@ -5,7 +5,7 @@ does not fit is refused here, with what was found, and never by the compiler.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilecore.contract.dtype import DType
@@ -45,6 +45,7 @@ ROLE_REGISTERS = {
     (1, 2): (208, 40), (1, 3): (136, 24),
 }  # fmt: skip
 RESERVED_BYTES = 1024  # of shared memory, per block
+ONCE, OFTEN = 128, 256  # bytes that the L2 cache fetches at a time of what one block reads, and of what several do
 PLAIN_REGISTERS = 140  # tile registers that fit beside a producer of one warp
 
 
@@ -72,13 +73,14 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class MapPlan:
-    """A tensor map: of which tensor, the box in elements per dim. `shape` is the dense tensor's, told as rows of bytes,
-    where that is how it is copied.
+    """A tensor map: of which tensor, the box in elements per dim, and how many bytes the L2 cache fetches at a time.
+    `shape` is the dense tensor's, told as rows of bytes, where that is how it is copied.
     """
 
     name: str
     tensor: Tensor
     box: tuple[int, ...]
+    fetched: int
     swizzled: bool = True
     shape: tuple[int, int] | None = None
 
@@ -226,7 +228,7 @@ def plan_kernel(
         roles,
         profile,
         rings,
-        _maps(rings, stores),
+        _maps(rings, stores, [axis for axis in program.grid if axis != split.axis]),
         stores,
         pointers_of(program, stores, () if roles.decoded is None else read_beside(roles.decoded)),
         symbols_of(program),
@@ -357,9 +359,10 @@ def _logical_extent(stmt: Parallel, place: Place, axis: int) -> Expr | None:
     return None
 
 
-def _maps(rings: tuple[Ring, ...], stores: tuple[Parallel, ...]) -> tuple[MapPlan, ...]:
+def _maps(rings: tuple[Ring, ...], stores: tuple[Parallel, ...], axes: Iterable[Var]) -> tuple[MapPlan, ...]:
+    """Of tiles that are copied and of staged stores; `axes` tell tiles of the result apart."""
     maps = [
-        MapPlan(f"map_{tile.buffer.name}", tile.tensor, tile.box, not tile.line, tile.shape)
+        MapPlan(f"map_{tile.buffer.name}", tile.tensor, tile.box, _fetched(tile, axes), not tile.line, tile.shape)
         for ring in rings for tile in ring.tiles
     ]  # fmt: skip
     for position, stmt in enumerate(stores):
@@ -369,8 +372,14 @@ def _maps(rings: tuple[Ring, ...], stores: tuple[Parallel, ...]) -> tuple[MapPla
         turned = turned_store(stmt)
         other = column_dim if turned else row_dim
         rows = number(extent_of_axis(stmt, 1), "a width") if turned else GROUP_ROWS
-        maps.append(MapPlan(f"map_out{position}", place.tensor, _box(len(place.tensor.shape), other, rows)))
+        maps.append(MapPlan(f"map_out{position}", place.tensor, _box(len(place.tensor.shape), other, rows), OFTEN))
     return tuple(maps)
+
+
+def _fetched(tile: Staged, axes: Iterable[Var]) -> int:
+    """What is read once streams best as it is asked for; what others read again is near by the next step."""
+    walked = {axis for start in tile.origin for axis in variables(start)}
+    return ONCE if all(axis in walked or axis.extent == const(1) for axis in axes) else OFTEN
 
 
 def _box(rank: int, other: int, rows: int) -> tuple[int, ...]:

@@ -171,7 +171,13 @@ class Launcher:
             # a dim of one element may have any stride; the driver still wants an aligned one
             aligned = tuple(-(-pitch // PITCH) * PITCH for pitch in pitches)
             self.maps[key] = driver.new_map(
-                array.address, array.dtype, array.shape, aligned, plan.box, swizzled=plan.swizzled
+                array.address,
+                array.dtype,
+                array.shape,
+                aligned,
+                plan.box,
+                fetched=plan.fetched,
+                swizzled=plan.swizzled,
             )
         return self.maps[key]
 

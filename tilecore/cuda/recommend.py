@@ -168,10 +168,11 @@ def _decode(spec: AttentionSpec, width: int, profile: GpuProfile) -> Iterator[Ch
     steps = -(-size_of(spec.k.shape[2]) // keys)
     each = -(-steps // max(1, min(profile.processors // (batch * heads), steps // LEAST_STEPS)))
     split = -(-steps // each)  # none is left without keys
+    if split > 1:  # short: what is under way at once is waited for at once
+        config = {"block_m": 64, "block_n": 8192 // width, "split": split}
+        yield Choice(config, 3, f"{8192 // width} keys a step, {split} parts of the keys", spec=spec, apart=True)
     stages = min(DEEP_STAGES, (profile.shared_bytes - 2 * 64 * width - 4 * BARRIERS) // (4 * keys * width))
-    for parts, slots in dict.fromkeys(((split, stages), (split, stages - 1), (1, stages))):
-        config = {"block_m": 64, "block_n": keys, "split": parts}
-        yield Choice(config, slots, f"{keys} keys a step, {parts} parts of the keys", spec=spec, apart=parts > 1)
+    yield Choice({"block_m": 64, "block_n": keys, "split": 1}, stages, f"{keys} keys a step", spec=spec)
 
 
 def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:
