@@ -150,7 +150,7 @@ def block_count(plan: KernelPlan | RowPlan, sizes: dict[str, int]) -> int:
     """Blocks of an emulated launch: all of a program over rows, else two, which take the tiles in turns."""
     if isinstance(plan, KernelPlan):
         return 2
-    return math.prod(int(Evaluator({}, sizes)(axis.extent)) for axis in plan.tile_axes if axis.extent is not None)
+    return math.prod(int(Evaluator({}, sizes)(axis.extent)) for axis in plan.task_axes if axis.extent is not None)
 
 
 @pytest.mark.cpu

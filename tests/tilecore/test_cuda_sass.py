@@ -38,7 +38,7 @@ def built(spec: Spec, cache: Path) -> CudaKernel:
     [
         (PRODUCT, {"HGMMA", "UTMALDG", "UTMASTG", "SYNCS"}),
         (ATTENTION, {"HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "MUFU"}),
-        (DECODE, {"HGMMA", "UTMALDG", "UCGABAR_ARV"}),
+        (DECODE, {"HGMMA", "UTMALDG", "ATOMG"}),
         (LATENT, {"HGMMA", "UTMALDG", "USETMAXREG"}),
         (FEW_ROWS, {"HGMMA", "UTMALDG"}),
         (ROWS, {"LDG", "STG", "SHFL", "MUFU"}),
