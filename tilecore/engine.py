@@ -12,7 +12,7 @@ from tilecore.infer import choose_register_tile
 from tilecore.profile import HardwareProfile
 from tilecore.target import BLOCK, Target, target_named
 
-CALL_CYCLES = 30.0  # of one register tile: its call, and its accumulators' first and last access
+CALL_CYCLES = 60.0  # of one register tile: its call, and its accumulators' first and last access
 TILE_CYCLES = 100.0  # of one block of tile registers: clearing them, and storing them row by row
 PACKED_SPEED = 3.0  # multiply-adds of bytes by packed levels for one of f32
 BYTES_LANES, BYTES_SPEED = 16, 4.0  # targets whose processors, but for the oldest, multiply bytes by bytes

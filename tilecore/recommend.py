@@ -8,8 +8,9 @@ relative to the cycles that the products alone need, averaged over them.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 
 from tilecore.contract.dtype import DType
@@ -17,23 +18,28 @@ from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Const, Expr, Load, Op, Var
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, Tensor, extent_of
+from tilecore.dealing import Tasks, busiest
 from tilecore.emit_expr import operation_count
 from tilecore.emit_host import symbol_order
 from tilecore.engine import BYTES_LANES, Engine, engine_for
 from tilecore.library.schedule import splits
+from tilecore.library.score import Bound, score_of
 from tilecore.profile import HardwareProfile
 from tilecore.target import ASKING_BLOCKS, BLOCK, Target
 
 NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
-TASK_CYCLES = 1500.0  # of starting a grid point: its offsets, first touches and last stores
+TASK_CYCLES = 500.0  # of starting a grid point: its offsets, first touches and last stores
 ROW_TASK_CYCLES = 100.0  # of a task of a row program: it makes no panels and has no accumulators
+LEAST_ROWS = 4  # of a register tile, below which multiply-adds wait for each other
+SUM_BYTES = 16  # of a sum that goes on later: its line is fetched, written back, read again and written back again
+SHARPNESS = 8  # how little the shorter of two things at once adds to the longer one
 HIDDEN = 0.75  # share of the shorter of two things at once that the longer one hides
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
 ROUND_OPERATIONS = 8  # per vector of a left operand that is rounded to bytes
-CHUNKS_PER_CORE, INLINE_NANOSECONDS, CHUNK_NANOSECONDS = 16, 10_000, 2_500  # of `tile_chunks.h`
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
+KeyBounds = Sequence[tuple[Bound, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +113,12 @@ class Machine:
         left = sizes.a * rows * depth
         traffic = tiles * panel / self.rate(panel + strip) + panels * left / self.rate(panel + left)
         accumulators = 0.0 if beside else 8 * rows * columns / self.rate(4 * rows * columns)  # read and written
-        return _overlap(multiply, traffic) + engine.cycles * tiles + accumulators
+        busy = _overlap(multiply, traffic) if engine.beside else _at_once(multiply, traffic)
+        return busy + engine.cycles * tiles + accumulators
 
-    def spread(self, tasks: int, cycles: float) -> float:
-        """Cycles of the busiest core, when chunks of whole tasks are dealt out as `tile_chunks.h` cuts them."""
-        cores, nanoseconds = self.profile.cores, tasks * cycles / self.profile.clock * 1e9
-        worth = int(nanoseconds / CHUNK_NANOSECONDS) if nanoseconds >= INLINE_NANOSECONDS else 1
-        chunks = max(min(tasks, CHUNKS_PER_CORE * cores, worth), 1)
-        return math.ceil(-(-chunks // cores) * tasks / chunks) * cycles
+    def spread(self, tasks: Tasks) -> float:
+        """Cycles until the last core is done."""
+        return busiest(tasks, self.profile.cores, self.profile.clock)
 
 
 def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommendation:
@@ -132,8 +136,9 @@ def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate
     """Every candidate, best first; rejected ones last."""
     machines = [Machine(profile, target, nominal_sizes(spec, nominal)) for nominal in NOMINAL]
     ranked: list[Candidate] = []
+    costs = [costs_of(spec, machine) for machine in machines]
     for config in _configurations(spec, machines[-1]):
-        found = [cost_of(spec, config, machine) for machine in machines]
+        found = [cost(config) for cost in costs]
         rejected = next((candidate.rejected for candidate in found if candidate.rejected), "")
         mean = sum(candidate.cost for candidate in found) / len(found)
         own = found[0].cycles / found[0].cost if found[0].cost else 0.0
@@ -178,15 +183,20 @@ def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
 
 def cost_of(spec: Spec, config: Mapping[str, int], machine: Machine) -> Candidate:
     """One configuration on a machine, for its sizes."""
+    return costs_of(spec, machine)(config)
+
+
+def costs_of(spec: Spec, machine: Machine) -> Callable[[Mapping[str, int]], Candidate]:
+    """What tells the cost of any configuration on a machine, for its sizes."""
     match spec:
         case AttentionSpec():
-            return _attention(spec, config, machine)
+            return partial(_attention, spec, machine, key_bounds(spec, machine), operation_count(spec.score))
         case ContractionSpec():
-            return _contraction(spec, config, machine)
+            return partial(_contraction, _counted(spec, machine), machine)
         case RowSpec():
-            return _row(spec, config, machine)
+            return partial(_row, spec, machine)
         case ScanSpec():
-            return _scan(spec, config, machine)
+            return partial(_scan, spec, machine)
 
 
 def _overlap(work: float, traffic: float) -> float:
@@ -194,44 +204,125 @@ def _overlap(work: float, traffic: float) -> float:
     return max(work, traffic) + (1 - HIDDEN) * min(work, traffic)
 
 
-def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
+def _at_once(work: float, traffic: float) -> float:
+    """Two things that a core does at once: the longer one, and little more unless both are about as long."""
+    return (work**SHARPNESS + traffic**SHARPNESS) ** (1 / SHARPNESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """What a contraction's cost depends on: its extents, and operations per element of what it makes and finishes."""
+
+    batch: int
+    rows: int
+    depth: int
+    columns: int
+    products: int
+    outputs: int
+    sizes: Sizes
+    making_left: int
+    making_right: int
+    finishing: int
+    unpacks: bool  # weights are written to the cache before they are multiplied
+
+
+def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
     batch, rows, depth = (machine.size(extent) for extent in spec.a.shape)
-    columns = machine.size(spec.b.shape[2])
-    m, n, k = min(config["block_m"], rows), min(config["block_n"], columns), min(config["block_k"], depth)
-    steps = -(-depth // max(k, 1))
-    count = len(spec.products)
-    sizes = _sizes(spec, machine)
-    operands = sizes.a * m * depth + (sizes.b * n * k + 4 * m * n) * count
-    epilogue = sum(operation_count(result.value) for result in spec.outputs) + 2 * count
-    beside = sizes.engine.beside and steps == 1
-    compute = steps * machine.product(m, n, k, sizes, beside=beside) * count
-    fetch = count * sizes.b * n * depth / machine.rate(sizes.b * columns * depth * count)
-    if beside and operands - 4 * m * n * count <= 0.8 * machine.profile.l2:  # B stays from one task to the next
-        fetch /= -(-rows // config["block_m"])
-    fetch += sizes.a * m * depth / machine.rate(operands)
-    made = 0.0 if _is_stored(spec.a.value) else m * depth * (operation_count(spec.a.value) + MAKE_OPERATIONS)
-    made += m * depth * ROUND_OPERATIONS if spec.byte_block else 0.0
-    for part in spec.products:  # once while the rows move
-        read = spec.byte_block or _is_stored(part.b.value)
-        whole = 0 if read else operation_count(part.b.value) + MAKE_OPERATIONS
-        made += n * depth * whole / max(-(-rows // config["block_m"]), 1)
-    waits = beside and m < ASKING_BLOCKS * BLOCK
-    finish, busy = m * n * epilogue / machine.target.lanes, compute + fetch if waits else _overlap(compute, fetch)
-    per_task = (_overlap(busy, finish) if beside else busy + finish) + made / machine.target.lanes + TASK_CYCLES
-    tasks = batch * -(-rows // config["block_m"]) * -(-columns // config["block_n"])
-    own = batch * rows * columns * depth * count / machine.profile.macs_per_cycle / machine.profile.cores
-    why = f"{operands >> 10} KiB of operands, {steps} depth steps, {tasks} tasks"
+    making = 0 if _is_stored(spec.a.value) else operation_count(spec.a.value) + MAKE_OPERATIONS
+    made = [p.b.value for p in spec.products if not spec.byte_block and not _is_stored(p.b.value)]
+    return Contraction(
+        batch,
+        rows,
+        depth,
+        machine.size(spec.b.shape[2]),
+        len(spec.products),
+        len(spec.outputs),
+        _sizes(spec, machine),
+        making + (ROUND_OPERATIONS if spec.byte_block else 0),
+        sum(operation_count(value) + MAKE_OPERATIONS for value in made),
+        sum(operation_count(result.value) for result in spec.outputs) + 2 * len(spec.products),
+        not spec.byte_block and any(_unpacks(p.b.value) for p in spec.products),
+    )
+
+
+def _contraction(of: Contraction, machine: Machine, config: Mapping[str, int]) -> Candidate:
+    m, n, k = min(config["block_m"], of.rows), min(config["block_n"], of.columns), min(config["block_k"], of.depth)
+    operands = of.sizes.a * m * of.depth + (of.sizes.b * n * k + 4 * m * n) * of.products
+    down, across = _cuts(of.rows, config["block_m"]), _cuts(of.columns, config["block_n"])
+    cycles = {(high, wide): _task(of, config, machine, high, wide) for high in {*down} for wide in {*across}}
+    tasks = Tasks([cycles[high, wide] for wide in across for high in down], of.batch)
+    multiply_adds = of.batch * of.rows * of.columns * of.depth * of.products
+    own = multiply_adds / machine.profile.macs_per_cycle / machine.profile.cores
+    steps, sums, l2 = -(-of.depth // max(k, 1)), 4 * m * n * of.products, machine.profile.l2
+    why = f"{operands >> 10} KiB of operands, {steps} depth steps, {len(tasks.cycles) * of.batch} tasks"
     rejected = ""
-    if 4 * m * n * count > machine.profile.l2 // 2 and not beside:
-        rejected = (
-            f"an accumulator of {4 * m * n * count >> 10} KiB leaves no room in an L2 of {machine.profile.l2 >> 10} KiB"
-        )
-    elif (
-        4 * n * k > machine.profile.l2 // 2 and not spec.byte_block and any(_unpacks(p.b.value) for p in spec.products)
-    ):
-        rejected = f"unpacked weights of {4 * n * k >> 10} KiB do not stay in an L2 of {machine.profile.l2 >> 10} KiB"
-    cycles = machine.spread(tasks, per_task)
-    return Candidate(config, cycles / max(own, 1.0), why, rejected, cycles)
+    if sums > l2 // 2 and not (of.sizes.engine.beside and steps == 1):
+        rejected = f"an accumulator of {sums >> 10} KiB leaves no room in an L2 of {l2 >> 10} KiB"
+    elif 4 * n * k > l2 // 2 and of.unpacks:
+        rejected = f"unpacked weights of {4 * n * k >> 10} KiB do not stay in an L2 of {l2 >> 10} KiB"
+    total = machine.spread(tasks)
+    return Candidate(config, total / max(own, 1.0), why, rejected, total)
+
+
+def _cuts(extent: int, block: int) -> list[int]:
+    """The sizes of an axis' blocks: the last one is what is left."""
+    return [block] * (extent // block) + [extent % block] * (extent % block > 0)
+
+
+def _task(of: Contraction, config: Mapping[str, int], machine: Machine, m: int, n: int) -> float:
+    """Cycles of one task of a contraction: `m` × `n` results."""
+    strips = -(-of.rows // config["block_m"])
+    finish = m * n * of.finishing / machine.target.lanes
+    made = m * of.depth * of.making_left + n * of.depth * of.making_right / max(
+        strips, 1
+    )  # B: once while the rows move
+    own = made / machine.target.lanes + TASK_CYCLES
+    if not of.sizes.engine.beside:
+        return _vector_products(of, config, machine, m, n) + finish + own
+    busy = _tile_products(of, config, machine, m, n)
+    return (_overlap(busy, finish) if config["block_k"] >= of.depth else busy + finish) + own
+
+
+def _tile_products(of: Contraction, config: Mapping[str, int], machine: Machine, m: int, n: int) -> float:
+    """Cycles of one task's products in tile registers, and of bringing their operands."""
+    k, sizes = min(config["block_k"], of.depth), of.sizes
+    beside, steps = k == of.depth, -(-of.depth // max(k, 1))
+    right, left = of.products * sizes.b * n * of.depth, sizes.a * m * of.depth
+    operands = left + (sizes.b * n * k + 4 * m * n) * of.products
+    compute = steps * machine.product(m, n, k, sizes, beside=beside) * of.products
+    fetch = right / machine.rate(sizes.b * of.columns * of.depth * of.products)
+    if beside and operands - 4 * m * n * of.products <= 0.8 * machine.profile.l2:  # B stays from one task to the next
+        fetch /= -(-of.rows // config["block_m"])
+    fetch += left / machine.rate(operands)
+    return compute + fetch if beside and m < ASKING_BLOCKS * BLOCK else _overlap(compute, fetch)
+
+
+def _vector_products(of: Contraction, config: Mapping[str, int], machine: Machine, m: int, n: int) -> float:
+    """Cycles of one task's products in vector registers, and of bringing their operands.
+
+    An operand is fetched once from where it lies, then read again from where what passes between two reads leaves it:
+    a panel of B for every strip of register tiles, the rows of A for every panel, all of a task's B for the next rows.
+    Sums that go on in a further step of the depth are read and written where a whole step's operands leave them.
+    """
+    count, sizes, engine = of.products, of.sizes, of.sizes.engine
+    tiles, panels = -(-m // engine.rows), -(-n // engine.columns)
+    strips = -(-of.rows // config["block_m"])
+    right, left = sizes.b * of.depth * n * count, sizes.a * of.depth * m
+    results = 4 * m * n * (count + of.outputs)
+    new, kept = machine.rate(sizes.b * of.depth * of.columns * count), machine.rate(right + left + results)
+    fetch = right / strips * (1 / new + (strips - 1) / kept)
+    fetch += left / machine.rate(sizes.a * of.depth * of.rows + (right if of.columns > config["block_n"] else 0))
+    wide = -(-n // PANEL) * PANEL
+    multiply = traffic = begun = 0.0
+    for step in _cuts(of.depth, config["block_k"]):
+        deep = -(-step // engine.depth) * engine.depth
+        multiply += count * max(m, LEAST_ROWS) * wide * deep / engine.rate
+        panel, strip, block = sizes.b * step * engine.columns, sizes.a * step * engine.rows, sizes.a * step * m
+        traffic += count * (tiles - 1) * sizes.b * step * n / machine.rate(panel + strip)
+        traffic += (count * panels - 1) * block / machine.rate(panel + block)
+        sums = SUM_BYTES * m * n * count / machine.rate(block + (sizes.b * step * n + 4 * m * n) * count)
+        begun += count * engine.cycles * tiles * panels + sums
+    return _at_once(multiply, traffic + fetch) + begun
 
 
 def _depth_block(depth: int, limit: int, unit: int) -> int:
@@ -277,30 +368,63 @@ def _unpacks(value: Expr) -> bool:
     return value.dtype is DType.F32 and isinstance(value, Op)
 
 
-def _attention(spec: AttentionSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
+def _attention(
+    spec: AttentionSpec, machine: Machine, bounds: KeyBounds, scoring: int, config: Mapping[str, int]
+) -> Candidate:
     batch, heads, queries, depth = (machine.size(extent) for extent in spec.q.shape)
     keys, width = machine.size(spec.v.shape[2]), machine.size(spec.v.shape[3])
     m, n = min(config["block_m"], queries), min(config["block_n"], keys)
-    steps, lanes = -(-keys // config["block_n"]), machine.target.lanes
     tiles = 4 * (m * n + m * width + m * depth)
-    engine = _engine(spec.q.value, machine)
-    sizes = Sizes(engine.bytes, engine.bytes, engine)
-    products = machine.product(m, n, depth, sizes) + machine.product(m, width, n, sizes)
-    vectors = m * n / lanes * (EXP_CYCLES + operation_count(spec.score) / 2)
-    traffic = 4 * m * n * 4 / machine.rate(tiles)
-    per_task = steps * (products + vectors + traffic + m * (ROW_CYCLES + 2 * width / lanes)) + TASK_CYCLES
-    blocks = -(-queries // config["block_m"])
-    tasks = batch * heads * blocks
+    blocks = _cuts(queries, config["block_m"])
+    needed = needed_keys(bounds, queries, keys, config["block_m"])
+    step = cache(lambda rows, size: _key_step(spec, machine, scoring, rows, size))
+
+    def cycles(rows: int, seen: int) -> float:
+        whole, rest = divmod(seen, config["block_n"])
+        return TASK_CYCLES + whole * step(rows, config["block_n"]) + (step(rows, rest) if rest else 0.0)
+
     own = batch * heads * queries * keys * (depth + width) / machine.profile.macs_per_cycle / machine.profile.cores
     rejected = ""
     if tiles > machine.profile.l2 // 2:
         rejected = f"tiles of {tiles >> 10} KiB do not leave room in an L2 of {machine.profile.l2 >> 10} KiB"
-    why = f"{tiles >> 10} KiB of tiles, {steps} key steps, {tasks} tasks"
-    cycles = machine.spread(tasks, per_task)
-    return Candidate(config, cycles / max(own, 1.0), why, rejected, cycles)
+    steps = -(-keys // max(config["block_n"], 1))
+    why = f"{tiles >> 10} KiB of tiles, {steps} key steps, {len(blocks) * batch * heads} tasks"
+    tasks = [cycles(rows, seen) for rows, seen in zip(blocks, needed, strict=True)]
+    total = machine.spread(Tasks(tasks, batch * heads, len(blocks)))
+    return Candidate(config, total / max(own, 1.0), why, rejected, total)
 
 
-def _row(spec: RowSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
+def _key_step(spec: AttentionSpec, machine: Machine, scoring: int, m: int, n: int) -> float:
+    """Cycles of one step of `m` queries over `n` keys, `scoring` operations per score."""
+    depth, width, lanes = machine.size(spec.q.shape[3]), machine.size(spec.v.shape[3]), machine.target.lanes
+    engine = _engine(spec.q.value, machine)
+    sizes = Sizes(engine.bytes, engine.bytes, engine)
+    products = machine.product(m, n, depth, sizes) + machine.product(m, width, n, sizes)
+    vectors = m * n / lanes * (EXP_CYCLES + scoring / 2)
+    traffic = 4 * m * n * 4 / machine.rate(4 * (m * n + m * width + m * depth))
+    return products + vectors + traffic + m * (ROW_CYCLES + 2 * width / lanes)
+
+
+def key_bounds(spec: AttentionSpec, machine: Machine) -> KeyBounds:
+    """What a score's index predicates say of the keys that a query sees, with their offsets as numbers."""
+    return [(bound, machine.size(bound.offset)) for bound in score_of(spec).bounds]
+
+
+def needed_keys(bounds: KeyBounds, queries: int, keys: int, block: int) -> list[int]:
+    """How many keys each block of queries sees, as kernels cut them."""
+    seen: list[int] = []
+    for first in range(0, queries, block):
+        last = min(first + block, queries) - 1
+        start, stop = 0, keys
+        for bound, offset in bounds:
+            query = last if bound.upper == (bound.query_factor > 0) else first
+            limit = query * bound.query_factor + offset
+            start, stop = (start, min(stop, limit + 1)) if bound.upper else (max(start, limit), stop)
+        seen.append(max(0, stop - start))
+    return seen
+
+
+def _row(spec: RowSpec, machine: Machine, config: Mapping[str, int]) -> Candidate:
     rows, columns = machine.size(extent_of(spec.row)), machine.size(extent_of(spec.column))
     tiles = 1 + sum(step.kind == "tile" for step in spec.steps)
     block = config["block_m"]
@@ -311,11 +435,11 @@ def _row(spec: RowSpec, config: Mapping[str, int], machine: Machine) -> Candidat
     tasks = -(-rows // block)
     own = 4 * columns * rows * passes / machine.profile.l1_bytes / machine.profile.cores
     why = f"{footprint >> 10} KiB of rows, {tasks} tasks"
-    cycles = machine.spread(tasks, per_task)
+    cycles = machine.spread(Tasks([per_task], tasks))
     return Candidate(config, cycles / max(own, 1.0), why, "", cycles)
 
 
-def _scan(spec: ScanSpec, config: Mapping[str, int], machine: Machine) -> Candidate:
+def _scan(spec: ScanSpec, machine: Machine, config: Mapping[str, int]) -> Candidate:
     columns = 1 if spec.column is None else machine.size(extent_of(spec.column))
     block = min(config["block_n"], columns) if splits(spec) else columns
 
@@ -337,5 +461,5 @@ def _scan(spec: ScanSpec, config: Mapping[str, int], machine: Machine) -> Candid
     )
     share = columns / max(block, 1)  # of the whole: what one block does again for every other block is a loss
     why = f"{kept >> 10} KiB of state, {tasks} tasks"
-    total = machine.spread(tasks, per_task)
+    total = machine.spread(Tasks([per_task], tasks))
     return Candidate(config, total / max(own, 1.0) * per_task * share, why, "", total)

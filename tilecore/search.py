@@ -1,11 +1,12 @@
 """Measured search: the time of each configuration of a spec's kernel, on this machine.
 
 Comes in: a spec, configurations, a size for every symbol. Goes out: seconds of each. All candidates are built into one
-library and take turns, so that what disturbs the machine disturbs them alike.
+library and take turns, so that what disturbs the machine disturbs them alike, and are compared within turns.
 """
 
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from tilecore.toolchain import Toolchain
 TURNS = 12
 TURN_SECONDS = 2e-3  # of one candidate's turn: several calls of a short kernel
 MOST_ROUNDS = 64
+LEAST_SECONDS = 1e-9  # of a call that has nothing to do
 Config = Mapping[str, int]
 Sizes = Mapping[str, int]
 
@@ -62,15 +64,38 @@ def time_kernels(
 
 
 def _take_turns(loaded: Mapping[str, CompiledKernel], sizes: Sizes, threads: int, turns: int) -> dict[str, float]:
-    first = next(iter(loaded.values())).kernel
-    inputs = make_inputs(first, sizes)
-    calls: dict[str, Call] = {name: kernel.prepare(*inputs, threads=threads) for name, kernel in loaded.items()}
-    best = {name: kernel.time_call(calls[name], threads=threads, rounds=1) for name, kernel in loaded.items()}
+    inputs = make_inputs(next(iter(loaded.values())).kernel, sizes)
+    calls = _in_one_place([kernel.prepare(*inputs, threads=threads) for kernel in loaded.values()])
+    turn = dict(zip(loaded, calls, strict=True))
+    first = {name: kernel.time_call(turn[name], threads=threads, rounds=1) for name, kernel in loaded.items()}
+    rounds = {name: int(min(max(TURN_SECONDS / max(taken, 1e-7), 1), MOST_ROUNDS)) for name, taken in first.items()}
+    order, rng = list(loaded.items()), random.Random(0)
+    taken: dict[str, list[float]] = {name: [] for name in loaded}
     for _ in range(turns):
-        for name, kernel in loaded.items():
-            rounds = int(min(max(TURN_SECONDS / max(best[name], 1e-7), 1), MOST_ROUNDS))
-            best[name] = min(best[name], kernel.time_call(calls[name], threads=threads, rounds=rounds))
-    return best
+        rng.shuffle(order)
+        for name, kernel in order:
+            taken[name].append(kernel.time_call(turn[name], threads=threads, rounds=rounds[name]))
+    return dict(zip(loaded, _typical(np.array([taken[name] for name in loaded])), strict=True))
+
+
+def _typical(taken: np.ndarray) -> list[float]:
+    """Seconds of each kernel (a row) by what it took in each turn (a column), on the machine at its best.
+
+    A machine that is slower for seconds on end makes all kernels of a turn slower: the median of what a kernel takes
+    beside the others of the same turn tells it from them, where its least time would tell who had the luckiest turn.
+    """
+    level = np.exp(np.log(np.maximum(taken, LEAST_SECONDS)).mean(axis=0))
+    return [float(median) for median in np.median(taken / level, axis=1) * level.min()]
+
+
+def _in_one_place(calls: Sequence[Call]) -> list[Call]:
+    """The calls with one memory for their results and one for their tiles.
+
+    Which sets of a cache pages fall into is luck: with memory of its own, each kernel has a luck of its own, which made
+    equal kernels differ by 5 %.
+    """
+    results, tiles = calls[0], max(calls, key=lambda call: call.scratch.size)
+    return [replace(c, outputs=results.outputs, results=results.results, scratch=tiles.scratch) for c in calls]
 
 
 def make_inputs(kernel: Kernel, sizes: Sizes) -> list[np.ndarray]:

@@ -27,8 +27,7 @@ from tilecore.emit_expr import instructions_of, operation_count
 from tilecore.emit_stream import ROWS
 from tilecore.engine import engine_for
 from tilecore.infer import choose_register_tile
-from tilecore.library.score import score_of
-from tilecore.recommend import Machine
+from tilecore.recommend import Machine, key_bounds, needed_keys
 from tilecore.streams import FEW_ROWS
 
 Terms = Mapping[str, float]
@@ -80,7 +79,6 @@ class Operator(Protocol):
 
 MICROSECOND = 1e-6
 NEAR_SHARE, SHARED_SHARE = 0.8, 0.2  # of a cache, that data may fill to count as lying there: others use it too
-SAMPLES = 16  # of query tiles, to tell what share of the keys an attention needs
 
 
 def kernel_terms(spec: Spec, config: Mapping[str, int], machine: Machine) -> Terms:
@@ -291,19 +289,6 @@ def _contiguous_view(view: View) -> bool:
 
 def _needed_share(spec: AttentionSpec, config: Mapping[str, int], machine: Machine) -> float:
     """The share of (query, key) tiles that the score's index predicates leave."""
-    bounds = score_of(spec).bounds
     queries, keys = machine.size(spec.q.shape[2]), machine.size(spec.k.shape[2])
-    if not bounds or not queries or not keys:
-        return 1.0
-    blocks = -(-queries // config["block_m"])
-    chosen = range(0, blocks, max(1, blocks // SAMPLES))
-    total = 0.0
-    for block in chosen:
-        first, last = block * config["block_m"], min((block + 1) * config["block_m"], queries) - 1
-        start, stop = 0, keys
-        for bound in bounds:
-            query = last if bound.upper == (bound.query_factor > 0) else first
-            limit = query * bound.query_factor + machine.size(bound.offset)
-            start, stop = (start, min(stop, limit + 1)) if bound.upper else (max(start, limit), stop)
-        total += max(0, stop - start) / keys
-    return total / len(chosen)
+    seen = needed_keys(key_bounds(spec, machine), queries, keys, config["block_m"])
+    return sum(seen) / (keys * len(seen)) if keys and seen else 1.0

@@ -58,7 +58,7 @@ TILE_INLINE i32v narrow_mask(i64v mask) { return __builtin_convertvector(mask, i
 TILE_INLINE i64v widen_mask(i32v mask) { return __builtin_convertvector(mask, i64v); }
 
 #if defined(__AVX512F__)
-TILE_INLINE __mmask16 bits_of(i32v m) { return _mm512_movepi32_mask((__m512i)m); }
+TILE_INLINE __mmask16 bits_of(i32v m) { return _mm512_cmplt_epi32_mask((__m512i)m, _mm512_setzero_si512()); }
 TILE_INLINE f32v select_f32(i32v m, f32v a, f32v b) { return (f32v)_mm512_mask_blend_ps(bits_of(m), (__m512)b, (__m512)a); }
 TILE_INLINE f32v max_raw(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (__m512)b); } /* b if either is NaN */
 TILE_INLINE f32v min_raw(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -214,7 +214,8 @@ TILE_INLINE f32v zero_where(i32v m, f32v x) { return (f32v)((i32v)x & ~m); }
 /* exp2: results below 2^-126 are 0; above the largest float, inf. One instruction takes x less its floor, another scales
  * by 2 to that floor; what is left out by the mask costs no time for numbers that are too small. */
 TILE_INLINE f32v exp2_f32(f32v x) {
-    f32v r = (f32v)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    f32v r;
+    __asm__("vreduceps $9, %1, %0" : "=v"(r) : "v"(x));
     f32v p = splat_f32(1.86713168e-3f); /* 2^r to 8.3e-8 of itself, exact at 0 */
     p = p * r + 9.01702690e-3f;
     p = p * r + 5.57999155e-2f;

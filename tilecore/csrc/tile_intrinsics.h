@@ -1,6 +1,6 @@
 /* The x86 instructions that the verbs use, as intrinsics and, at the end, in assembler. All of <immintrin.h> takes gcc
  * longer to read than a kernel takes to compile, so where gcc's parts of it are known, only those that are needed are
- * read. Those for bf16 differ between its versions. */
+ * read: of AVX-512 what is of whole registers. Those for bf16 differ between its versions. */
 #ifndef TILE_INTRINSICS_H
 #define TILE_INTRINSICS_H
 
@@ -13,10 +13,8 @@
 #include <f16cintrin.h>
 #if defined(__AVX512F__)
 #include <avx512fintrin.h>
-#include <avx512vlintrin.h>
+typedef unsigned int __mmask32; /* from a part that is left out */
 #include <avx512bwintrin.h>
-#include <avx512dqintrin.h>
-#include <avx512vlbwintrin.h>
 #endif
 #else
 #include <immintrin.h>
