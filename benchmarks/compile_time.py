@@ -1,4 +1,4 @@
-"""How long BERT-base's kernels take to compile: python benchmarks/compile_time.py [--quick] [--json FILE]
+"""How long BERT-base's kernels take to compile: python -m benchmarks.compile_time [--quick] [--json FILE]
 
 Out: two rows, `{"case", "unit", "ours", "peers", "floor", "error"}`, in seconds: from specs to a linked library in an
 empty cache, and again from what is then in the cache. Neither finding regions nor checking is in it. `--quick` has two

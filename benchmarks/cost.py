@@ -1,4 +1,4 @@
-"""Fits the cost model to this machine and says how well it predicts: python benchmarks/cost.py [--quick] [--json FILE]
+"""Fits the cost model to this machine and says how well it predicts: python -m benchmarks.cost [--quick] [--json FILE]
 
 In: the grid of `cost_cases.py`. Every case is fused (whatever is predicted), run against ONNX Runtime's default session
 on one thread, in turns, in seconds of that thread. Coefficients of `tilecore.terms` are the non-negative ones with the

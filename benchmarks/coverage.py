@@ -1,4 +1,4 @@
-"""How much of onnx's own backend node tests fuses: python benchmarks/coverage.py [--quick] [--json FILE] [--only WORD]
+"""How much of onnx's own backend node tests fuses: python -m benchmarks.coverage [--quick] [--json FILE] [--only WORD]
 
 In: the cases of the installed onnx wheel (`onnx.backend.test.case.node`), as the operator itself ("op") and decomposed
 into standard operators (the `_expanded` twins). Each is optimised, run in a stock ONNX Runtime session and compared

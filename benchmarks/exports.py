@@ -1,4 +1,4 @@
-"""Fuses and verifies every model of a folder: python benchmarks/exports.py DIR [--quick] [--scan] [--json FILE]
+"""Fuses and verifies every model of a folder: python -m benchmarks.exports DIR [--quick] [--scan] [--json FILE]
 
 In: a folder of ONNX files. Out: one row per model: nodes before and after, regions by kind, attention found and fused,
 the shares of floating-point operations and nodes inside regions, operators left that move data, the verdict with the

@@ -1,4 +1,4 @@
-"""Fuses random attention and checks it: python benchmarks/fuzz.py [--graphs N] [--seed S] [--jobs J] [--end-to-end]
+"""Fuses random attention and checks it: python -m benchmarks.fuzz [--graphs N] [--seed S] [--jobs J] [--end-to-end]
 
 With --log FILE, what became of each graph is added to that file as soon as it is known, and graphs that stand there
 already are not done again: a long run may be stopped and taken up.

@@ -22,8 +22,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks import h100_attention, h100_products, h100_rows
-from benchmarks.h100_case import Arrays, Case, Run, Tiles, torch
+import h100_attention
+import h100_products
+import h100_rows
+from h100_case import Arrays, Case, Run, Tiles, torch
+
 from runtime.options import Options
 from tilecore.cuda.compile import CudaKernel, compile_cuda
 from tilecore.cuda.errors import CudaError

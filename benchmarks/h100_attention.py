@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.h100_case import Arrays, Case, Run, axes, flash, named, tensor, tilelang, torch, triton
+from h100_case import Arrays, Case, Run, axes, flash, named, tensor, tilelang, torch, triton
+
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
 from tilecore.contract.spec import AttentionSpec, Place, Result, Tensor, View

@@ -36,7 +36,7 @@ class Missing:
 def peers_of(package: str, module: str) -> Any:
     """A module of peers that call a package."""
     there = importlib.util.find_spec(package) is not None
-    return importlib.import_module(f"benchmarks.{module}") if there else Missing(package)
+    return importlib.import_module(module) if there else Missing(package)
 
 
 triton: Any = peers_of("triton", "h100_triton")

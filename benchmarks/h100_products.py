@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.h100_case import (
+from h100_case import (
     PEAK,
     Arrays,
     Case,
@@ -17,6 +17,7 @@ from benchmarks.h100_case import (
     torch,
     triton,
 )
+
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, cast, const, unary
 from tilecore.contract.panel import packed_level

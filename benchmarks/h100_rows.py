@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.h100_case import Arrays, Case, Run, Tiles, axes, named, quack, tensor, tilelang, torch, triton
+from h100_case import Arrays, Case, Run, Tiles, axes, named, quack, tensor, tilelang, torch, triton
+
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select, unary
 from tilecore.contract.spec import Cell, Place, Result, RowSpec, ScanSpec, State, Step, Tensor, Total

@@ -1,4 +1,4 @@
-"""The grid of single kernels against their peers: python benchmarks/kernels.py [--quick] [--threads N] [--json FILE]
+"""The grid of single kernels against their peers: python -m benchmarks.kernels [--quick] [--threads N] [--json FILE]
 
 Each case is a whole model that fuses to one kernel. Ours, ONNX Runtime (its defaults, and its own fused operator where
 it has one for the case) and OpenVINO where it is installed take turns in one process, fp32, random data. With

@@ -1,4 +1,4 @@
-"""Quantised linear layers against ONNX Runtime and OpenVINO: python benchmarks/quantized.py [--quick] [--json FILE]
+"""Quantised linear layers against ONNX Runtime and OpenVINO: python -m benchmarks.quantized [--quick] [--json FILE]
 
 Each case is a whole model that fuses to one kernel: int8 with quantised input and output (QDQ), beside our own float32
 layer of the same shape, or MatMulNBits, beside ONNX Runtime's kernels at accuracy levels 0 (float32 activations, as

@@ -1,4 +1,4 @@
-"""Recommendation against an exhaustive search: python benchmarks/recommend.py [--quick] [--json FILE] [--only TEXT]
+"""Recommendation against an exhaustive search: python -m benchmarks.recommend [--quick] [--json FILE] [--only TEXT]
 
 Every configuration that fits the machine is built, for single regions with an open length, and timed at each length;
 ranked are those for a region of that length. Out: one row per case and number of threads, `{"case", "unit", "ours",

@@ -1,4 +1,4 @@
-"""Fused regions against ONNX Runtime's defaults: python benchmarks/regions.py [--quick] [--json FILE]
+"""Fused regions against ONNX Runtime's defaults: python -m benchmarks.regions [--quick] [--json FILE]
 
 Each case is a whole model that fuses to one kernel (two with a padding mask, which models share between layers). Both
 versions run in one process in turns on THREADS threads, fp32, random data. Out: one row per case, `{"case", "unit",

@@ -1,4 +1,4 @@
-"""How long finding regions takes in a large graph: python benchmarks/scan_time.py [--quick] [--json FILE]
+"""How long finding regions takes in a large graph: python -m benchmarks.scan_time [--quick] [--json FILE]
 
 The model is a stack of encoder layers with two thousand (`--quick`) or five thousand nodes after loading, symbolic
 batch and length. Times are user seconds of this process, so that other processes do not count. "Scan and lower" is the

@@ -32,8 +32,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
-
-from benchmarks.serving_peers import (
+from serving_peers import (
     LIMITS,
     METHOD,
     Peer,
@@ -46,8 +45,9 @@ from benchmarks.serving_peers import (
     start_mlserver,
     wait_for_answer,
 )
-from benchmarks.serving_soak import start_server
-from benchmarks.whole_models import measure_peak
+from serving_soak import start_server
+from whole_models import measure_peak
+
 from models import minilm
 from proto import open_inference_pb2 as pb
 from runtime.options import Options

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from serving_soak import start_server
 
-from benchmarks.serving_soak import start_server
 from models import decoder
 from runtime.client import Client
 

@@ -1,4 +1,4 @@
-"""Whole models against ONNX Runtime's defaults and OpenVINO: python benchmarks/whole_models.py [--quick] [--json FILE]
+"""Whole models against ONNX Runtime's defaults and OpenVINO: python -m benchmarks.whole_models [--quick] [--json FILE]
 
 Out: one row per case, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`. Times are medians in
 milliseconds on THREADS threads, fp32, batch 1. `floor` is the time that the matrix products' multiply-adds take at the

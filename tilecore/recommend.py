@@ -249,12 +249,12 @@ def _contraction(of: Contraction, machine: Machine, config: Mapping[str, int]) -
     m, n, k = min(config["block_m"], of.rows), min(config["block_n"], of.columns), min(config["block_k"], of.depth)
     operands = of.sizes.a * m * of.depth + (of.sizes.b * n * k + 4 * m * n) * of.products
     down, across = _cuts(of.rows, config["block_m"]), _cuts(of.columns, config["block_n"])
-    rows = [([(_task(of, config, machine, m, n), often) for m, often in down], times) for n, times in across]
-    tasks = Tasks(rows, of.batch)
+    cycles = {(high, wide): _task(of, config, machine, high, wide) for high in {*down} for wide in {*across}}
+    tasks = Tasks([cycles[high, wide] for wide in across for high in down], of.batch)
     multiply_adds = of.batch * of.rows * of.columns * of.depth * of.products
     own = multiply_adds / machine.profile.macs_per_cycle / machine.profile.cores
     steps, sums, l2 = -(-of.depth // max(k, 1)), 4 * m * n * of.products, machine.profile.l2
-    why = f"{operands >> 10} KiB of operands, {steps} depth steps, {tasks.count} tasks"
+    why = f"{operands >> 10} KiB of operands, {steps} depth steps, {len(tasks.cycles) * of.batch} tasks"
     rejected = ""
     if sums > l2 // 2 and not (of.sizes.engine.beside and steps == 1):
         rejected = f"an accumulator of {sums >> 10} KiB leaves no room in an L2 of {l2 >> 10} KiB"
@@ -264,9 +264,9 @@ def _contraction(of: Contraction, machine: Machine, config: Mapping[str, int]) -
     return Candidate(config, total / max(own, 1.0), why, rejected, total)
 
 
-def _cuts(extent: int, block: int) -> list[tuple[int, int]]:
-    """The sizes of an axis' blocks, and how many are so large: the last one is what is left."""
-    return [(size, count) for size, count in ((block, extent // block), (extent % block, 1)) if size and count]
+def _cuts(extent: int, block: int) -> list[int]:
+    """The sizes of an axis' blocks: the last one is what is left."""
+    return [block] * (extent // block) + [extent % block] * (extent % block > 0)
 
 
 def _task(of: Contraction, config: Mapping[str, int], machine: Machine, m: int, n: int) -> float:
@@ -314,14 +314,14 @@ def _vector_products(of: Contraction, config: Mapping[str, int], machine: Machin
     fetch += left / machine.rate(sizes.a * of.depth * of.rows + (right if of.columns > config["block_n"] else 0))
     wide = -(-n // PANEL) * PANEL
     multiply = traffic = begun = 0.0
-    for step, times in _cuts(of.depth, config["block_k"]):
+    for step in _cuts(of.depth, config["block_k"]):
         deep = -(-step // engine.depth) * engine.depth
-        multiply += times * count * max(m, LEAST_ROWS) * wide * deep / engine.rate
+        multiply += count * max(m, LEAST_ROWS) * wide * deep / engine.rate
         panel, strip, block = sizes.b * step * engine.columns, sizes.a * step * engine.rows, sizes.a * step * m
-        traffic += times * count * (tiles - 1) * sizes.b * step * n / machine.rate(panel + strip)
-        traffic += times * (count * panels - 1) * block / machine.rate(panel + block)
+        traffic += count * (tiles - 1) * sizes.b * step * n / machine.rate(panel + strip)
+        traffic += (count * panels - 1) * block / machine.rate(panel + block)
         sums = SUM_BYTES * m * n * count / machine.rate(block + (sizes.b * step * n + 4 * m * n) * count)
-        begun += times * (count * engine.cycles * tiles * panels + sums)
+        begun += count * engine.cycles * tiles * panels + sums
     return _at_once(multiply, traffic + fetch) + begun
 
 
@@ -375,7 +375,7 @@ def _attention(
     keys, width = machine.size(spec.v.shape[2]), machine.size(spec.v.shape[3])
     m, n = min(config["block_m"], queries), min(config["block_n"], keys)
     tiles = 4 * (m * n + m * width + m * depth)
-    blocks = [size for size, count in _cuts(queries, config["block_m"]) for _ in range(count)]
+    blocks = _cuts(queries, config["block_m"])
     needed = needed_keys(bounds, queries, keys, config["block_m"])
     step = cache(lambda rows, size: _key_step(spec, machine, scoring, rows, size))
 
@@ -389,8 +389,8 @@ def _attention(
         rejected = f"tiles of {tiles >> 10} KiB do not leave room in an L2 of {machine.profile.l2 >> 10} KiB"
     steps = -(-keys // max(config["block_n"], 1))
     why = f"{tiles >> 10} KiB of tiles, {steps} key steps, {len(blocks) * batch * heads} tasks"
-    tasks = [(cycles(rows, seen), 1) for rows, seen in zip(blocks, needed, strict=True)]
-    total = machine.spread(Tasks([(tasks, 1)], batch * heads, max(len(blocks), 1)))
+    tasks = [cycles(rows, seen) for rows, seen in zip(blocks, needed, strict=True)]
+    total = machine.spread(Tasks(tasks, batch * heads, len(blocks)))
     return Candidate(config, total / max(own, 1.0), why, rejected, total)
 
 
@@ -435,7 +435,7 @@ def _row(spec: RowSpec, machine: Machine, config: Mapping[str, int]) -> Candidat
     tasks = -(-rows // block)
     own = 4 * columns * rows * passes / machine.profile.l1_bytes / machine.profile.cores
     why = f"{footprint >> 10} KiB of rows, {tasks} tasks"
-    cycles = machine.spread(Tasks([([(per_task, 1)], 1)], tasks))
+    cycles = machine.spread(Tasks([per_task], tasks))
     return Candidate(config, cycles / max(own, 1.0), why, "", cycles)
 
 
@@ -461,5 +461,5 @@ def _scan(spec: ScanSpec, machine: Machine, config: Mapping[str, int]) -> Candid
     )
     share = columns / max(block, 1)  # of the whole: what one block does again for every other block is a loss
     why = f"{kept >> 10} KiB of state, {tasks} tasks"
-    total = machine.spread(Tasks([([(per_task, 1)], 1)], tasks))
+    total = machine.spread(Tasks([per_task], tasks))
     return Candidate(config, total / max(own, 1.0) * per_task * share, why, "", total)

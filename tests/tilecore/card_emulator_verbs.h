@@ -57,7 +57,7 @@ static float tile_inverse(float x) { return 1 / x; }
 static float tile_max(float x, float y) { return x != x || y != y ? NAN : fmaxf(x, y); }
 static float tile_min(float x, float y) { return x != x || y != y ? NAN : fminf(x, y); }
 template <int Words>
-static void store_run(void* to, const u32* from) {
+static void store_run(void* to, const u32* from, bool once = false) {
   memcpy(to, from, 4 * Words);
 }
 struct Copy {
@@ -92,4 +92,4 @@ static u32 line_word(u32 address) { return shared_load<u32>(address); }
 static u16 line_half(u32 address) { return shared_load<u16>(address); }
 static void line_pair_f32(float* to, u32 line, int x) { memcpy(to, at_shared(line + 4 * x, 8), 8); }
 static void line_write(u32 line, int x, float y) { memcpy(at_shared(line + 4 * x, 4), &y, 4); }
-static void fetch_words(u32* to, const void* from, int words) { memcpy(to, from, 4 * words); }
+static void fetch_words(u32* to, const void* from, int words, bool once) { memcpy(to, from, 4 * words); }

@@ -15,10 +15,11 @@ from tilecore.cuda.compile import candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.launch import Launcher
 from tilecore.cuda.profile import A100, H100
-from tilecore.cuda.row_plan import RowPlan
+from tilecore.cuda.row_plan import STATIC_BYTES, RowPlan
 from tilecore.cuda.scales import keep_scale
 from tilecore.cuda.vectors import STEP, run_start, uniform
 from tilecore.interpret import interpret
+from tilecore.ir import Reduce
 from tilecore.library import kernel_for
 from tilecore.trace import trace
 
@@ -32,6 +33,8 @@ FORMS = [
     RowForm("rope", 40, 24, F16, positions=8),
     RowForm("layernorm", 129, 768),
     RowForm("rmsnorm", 3, 30000),
+    RowForm("softmax", 9000, 2048),  # more than caches keep
+    RowForm("layernorm", 9000, 2048, F16),
 ]
 
 
@@ -53,6 +56,37 @@ def test_what_several_statements_read_is_fetched_once() -> None:
     plan, text = planned(RowForm("layernorm", 8192, 4096))
     assert [fetch.load.source.name for fetch in plan.fetches] == ["x", "weight", "bias"]
     assert text.count("x_data +") == 1
+
+
+def test_what_all_rows_read_comes_when_it_is_used_and_what_one_reads_at_once() -> None:
+    layernorm, _ = planned(RowForm("layernorm", 8192, 4096))
+    reductions = [at for at, stmt in enumerate(layernorm.program.body) if isinstance(stmt, Reduce)]
+    assert [fetch.at for fetch in layernorm.fetches] == [0, reductions[1], reductions[1]]
+    rmsnorm, _ = planned(RowForm("rmsnorm", 8192, 4096))
+    (reduction,) = [at for at, stmt in enumerate(rmsnorm.program.body) if isinstance(stmt, Reduce)]
+    assert rmsnorm.fetches[0].at == 0
+    assert rmsnorm.fetches[1].at > reduction
+    swiglu, _ = planned(RowForm("swiglu", 8192, 4096))
+    assert [fetch.at for fetch in swiglu.fetches] == [0, 0]
+    assert (swiglu.lanes, swiglu.chunks) == (512, 1)
+
+
+def test_caches_are_spared_where_nothing_is_used_twice() -> None:
+    for form, once in (
+        (RowForm("softmax", 8192, 4096), "(i64)(8192) * 8192 > 33554432ll"),
+        (RowForm("swiglu", Sym("R"), 4096), "(i64)(dim_R) * 8192 > 33554432ll"),
+        (RowForm("rope", 8192, 128, positions=64), "false"),  # halves are read by two threads
+    ):
+        plan, text = planned(form)
+        assert f"const bool once = {once};" in text
+        assert plan.once is (once != "false")
+
+
+def test_rows_that_warps_share_leave_an_eighth_of_the_threads_free() -> None:
+    softmax, _ = planned(RowForm("softmax", 8192, 4096))
+    assert 7 * (softmax.shared_bytes + STATIC_BYTES) <= H100.shared_bytes < 8 * softmax.shared_bytes
+    for form in (RowForm("layernorm", 8192, 4096), RowForm("softmax", 8192, 256), RowForm("swiglu", 8192, 4096)):
+        assert planned(form)[0].shared_bytes == 0
 
 
 def test_rotated_halves_are_fetched_in_runs_only_where_they_exist() -> None:

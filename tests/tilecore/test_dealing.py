@@ -28,20 +28,6 @@ __attribute__((visibility("default"))) int64_t host_cuts(int64_t tasks, int64_t 
 """
 
 
-def in_turn(cycles: list[float], times: int) -> Tasks:
-    """Tasks of these cycles, one after the other, so many times."""
-    return Tasks([([(one, 1) for one in cycles], 1)], times)
-
-
-def test_tasks_are_counted_without_writing_them_down() -> None:
-    """Columns of three tasks and one, four like the first and a narrow one, three times over."""
-    tasks = Tasks([([(5.0, 3), (2.0, 1)], 4), ([(3.0, 3), (1.0, 1)], 1)], 3)
-    one = [*[5.0, 5.0, 5.0, 2.0] * 4, 3.0, 3.0, 3.0, 1.0] * 3
-    assert tasks.count == len(one)
-    assert tasks.total == sum(one)
-    assert tasks.before(range(len(one) + 1)) == [sum(one[:task]) for task in range(len(one) + 1)]
-
-
 @pytest.mark.parametrize(
     ("cycles", "times", "cores", "expected"),
     [
@@ -57,7 +43,7 @@ def test_tasks_are_counted_without_writing_them_down() -> None:
 def test_the_last_core_is_done_when_nobody_has_more_to_take(
     cycles: list[float], times: int, cores: int, expected: float
 ) -> None:
-    assert busiest(in_turn(cycles, times), cores, CLOCK) == pytest.approx(expected)
+    assert busiest(Tasks(cycles, times), cores, CLOCK) == pytest.approx(expected)
 
 
 def test_no_core_idles_while_there_is_work() -> None:
@@ -65,7 +51,7 @@ def test_no_core_idles_while_there_is_work() -> None:
     rng = random.Random(3)
     for _ in range(200):
         cycles = [rng.uniform(1e4, 1e6) for _ in range(rng.randint(1, 40))]
-        tasks = in_turn(cycles, rng.randint(1, 5))
+        tasks = Tasks(cycles, rng.randint(1, 5))
         cores = rng.randint(2, 9)
         bounds = cuts(len(cycles) * tasks.times, group=1, cores=cores, nanoseconds=int(tasks.total))
         whole = [*cycles] * tasks.times

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tile_specs import AttentionForm, attention_case, axis, tensor
+from tile_specs import axis, tensor
 
 from tilecore.compile import prepare
 from tilecore.contract.dtype import DType
@@ -13,7 +13,7 @@ from tilecore.contract.narrow import narrowed
 from tilecore.contract.spec import ContractionSpec, Place, Result, Tensor, View
 from tilecore.engine import engine_for
 from tilecore.profile import HardwareProfile, profile_named
-from tilecore.recommend import Machine, cost_of, rank
+from tilecore.recommend import rank
 
 
 def linear(depth: int, columns: int) -> ContractionSpec:
@@ -76,40 +76,6 @@ def test_extents_in_tile_registers_rank_as_measured(
     places = [order.index(extents) for extents in slower]
     assert places[0] == 0
     assert places == sorted(places)
-
-
-@pytest.mark.parametrize(
-    ("row", "cores", "sizes", "slower"),
-    [  # (block_m, block_n, block_k) and microseconds, one core of a Zen 3 and two of a Sapphire Rapids
-        ("zen3", 1, (512, 768, 2304), {(48, 64, 768): 21_290, (48, 64, 384): 22_350}),
-        ("zen3", 1, (512, 3072, 768), {(192, 64, 3072): 28_540, (192, 64, 384): 31_540}),
-        ("sapphire-rapids", 2, (128, 768, 768), {(96, 128, 768): 480, (192, 256, 768): 657}),  # 3 tasks, 2 cores
-        ("sapphire-rapids", 2, (128, 768, 768), {(96, 64, 768): 484, (96, 256, 768): 595}),
-    ],
-)
-def test_extents_in_vector_registers_rank_as_measured(
-    row: str, cores: int, sizes: tuple[int, int, int], slower: dict[tuple[int, int, int], int]
-) -> None:
-    """A further step of the depth reads and writes all sums again; few tasks do not part evenly."""
-    profile = replace(profile_named(row), cores=cores)
-    rows, depth, columns = sizes
-    spec, _ = prepare(linear(depth, columns))
-    machine = Machine(profile, profile.target, {"M": rows})
-    names: list[str] = ["block_m", "block_n", "block_k"]
-    configs = [dict(zip(names, blocks, strict=True)) for blocks in slower]
-    near, far = (cost_of(spec, config, machine).cycles for config in configs)
-    measured = [*slower.values()]
-    assert 1 + (measured[1] / measured[0] - 1) / 4 < far / near < 1 + (measured[1] / measured[0] - 1) * 2
-
-
-@pytest.mark.parametrize(("mask", "small"), [("none", False), ("causal", True)])
-def test_only_causal_scores_want_few_queries(mask: str, small: bool) -> None:
-    """A block of queries sees the keys that its last one sees: 12 of 128 at once took 465 µs, 96 took 620 (Zen 3)."""
-    profile = replace(profile_named("zen3"), cores=1)
-    spec, _ = prepare(attention_case(AttentionForm(heads=12, depth=64, mask=mask), np.random.default_rng(0)).spec)
-    machine = Machine(profile, profile.target, {"B": 1, "Q": 128, "K": 128})
-    few, many = (cost_of(spec, {"block_m": m, "block_n": 128}, machine).cycles for m in (12, 96))
-    assert (many > 1.15 * few) is small
 
 
 def test_profiles_say_what_multiplies_bf16() -> None:

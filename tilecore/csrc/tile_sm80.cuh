@@ -231,8 +231,13 @@ TILE_FN void reduce_columns(const float (&d)[N], float (&result)[H], bool clear)
 }
 
 // ---- rows: runs of elements between device memory and registers, and reductions over the threads of a row ----
-TILE_FN void fetch_words(u32* to, const void* from, int words) {
-  if (words == 4)
+// What is used `once`, of tensors that no cache holds, is not to push other things out: reads leave no trace in the first
+// cache, and writes are the first to leave the second one. Both together are faster, either alone is slower than neither.
+TILE_FN void fetch_words(u32* to, const void* from, int words, bool once = false) {
+  if (words == 4 && once)
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+  else if (words == 4)
     asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
   else if (words == 2)
@@ -241,21 +246,25 @@ TILE_FN void fetch_words(u32* to, const void* from, int words) {
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
 }
 template <int Words>
-TILE_FN void fetch_run(u32* to, const void* from) {
+TILE_FN void fetch_run(u32* to, const void* from, bool once = false) {
   constexpr int each = Words % 4 == 0 ? 4 : Words % 2 == 0 ? 2 : 1;
-  TILE_UNROLL for (int x = 0; x < Words; x += each) fetch_words(to + x, (const u32*)from + x, each);
+  TILE_UNROLL for (int x = 0; x < Words; x += each) fetch_words(to + x, (const u32*)from + x, each, once);
 }
 template <int Words>
 TILE_FN void clear_run(u32* to) {
   TILE_UNROLL for (int x = 0; x < Words; x++) to[x] = 0;
 }
 template <int Words>
-TILE_FN void store_run(void* to, const u32* from) {
+TILE_FN void store_run(void* to, const u32* from, bool once = false) {
   u32* at = (u32*)to;
   if constexpr (Words % 4 == 0) {
     TILE_UNROLL for (int x = 0; x < Words; x += 4)
-      asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at + x), "r"(from[x]), "r"(from[x + 1]),
-                   "r"(from[x + 2]), "r"(from[x + 3]) : "memory");
+      if (once)
+        asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at + x), "r"(from[x]), "r"(from[x + 1]),
+                     "r"(from[x + 2]), "r"(from[x + 3]) : "memory");
+      else
+        asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at + x), "r"(from[x]), "r"(from[x + 1]),
+                     "r"(from[x + 2]), "r"(from[x + 3]) : "memory");
   } else if constexpr (Words % 2 == 0) {
     TILE_UNROLL for (int x = 0; x < Words; x += 2)
       asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at + x), "r"(from[x]), "r"(from[x + 1]) : "memory");
@@ -269,6 +278,12 @@ TILE_FN float element_bf16(const u32* words, int x) {
 TILE_FN float element_f16(const u32* words, int x) { return from_f16((u16)(words[x / 2] >> (x % 2 * 16))); }
 TILE_FN float element_f32(const u32* words, int x) { return __int_as_float(words[x]); }
 TILE_FN int element_i32(const u32* words, int x) { return (int)words[x]; }
+template <class Kind, int N>
+TILE_FN float joined_chains(float (&x)[N]) {
+  TILE_UNROLL for (int step = 1; step < N; step *= 2)
+    TILE_UNROLL for (int i = 0; i + step < N; i += 2 * step) x[i] = Kind::join(x[i], x[i + step]);
+  return x[0];
+}
 template <class Kind, int Lanes>
 TILE_FN float reduce_lanes(float x, float* scratch) {  // every thread of the row gets the result
   TILE_UNROLL for (int step = (Lanes < 32 ? Lanes : 32) / 2; step; step /= 2)
@@ -276,8 +291,9 @@ TILE_FN float reduce_lanes(float x, float* scratch) {  // every thread of the ro
   if constexpr (Lanes > 32) {
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
-    x = scratch[0];
-    TILE_UNROLL for (int warp = 1; warp < Lanes / 32; warp++) x = Kind::join(x, scratch[warp]);
+    float warps[Lanes / 32];
+    TILE_UNROLL for (int warp = 0; warp < Lanes / 32; warp++) warps[warp] = scratch[warp];
+    x = joined_chains<Kind>(warps);
   }
   return x;
 }

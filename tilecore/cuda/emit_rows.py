@@ -13,6 +13,8 @@ from tilecore.cuda.row_plan import RUN, WORD, Fetch, RowPlan, canonical, run_of
 from tilecore.cuda.values import HALVES, STORAGE, Values, dim, held, literal, pointer, stored
 from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store
 
+CHAINS = 4  # that a thread's part of a reduction is, since each step waits for the one before it
+CACHED = 1 << 25  # bytes of a tensor of which the next kernel finds something in the cache
 LOOP = "TILE_UNROLL for (int x = 0; x < {count}; x++) {{"
 
 
@@ -44,7 +46,11 @@ class _Rows:
         ]
         parameters += [f"int {dim(symbol)}" for symbol in plan.symbols]
         body = self._body()
-        scratch = [f"__shared__ float scratch[{32 * self.reductions}];"] if self.reductions and plan.lanes > 32 else []
+        scratch = (
+            [f"__shared__ __align__(16) float scratch[{32 * self.reductions}];"]
+            if self.reductions and plan.lanes > 32
+            else []
+        )
         return [
             f"// {plan.program.name}: {plan.rows} rows a block, {plan.lanes} threads a row, {plan.chunks} runs of "
             f"{plan.vector} columns each",
@@ -61,19 +67,21 @@ class _Rows:
         (task,) = plan.program.grid
         values = self._values()
         total = values.text(plan.row.extent or const(0))
+        large = f"(i64)({total}) * {plan.columns * plan.width} > {CACHED}ll"
         lines = [
             f"const int {task.name} = blockIdx.x, lane = threadIdx.x % {plan.lanes};",
             f"const int row_at = {task.name} * {plan.rows} + threadIdx.x / {plan.lanes};",
             *values.lines,
             f"const int row = {'row_at' if plan.rows == 1 else f'min(row_at, {total} - 1)'};",
+            f"const bool once = {large if plan.once else 'false'};",
         ]
         for buffer in plan.program.buffers:
             size = f"[{self.count}]" if len(buffer.shape) == 2 else ""
             lines.append(f"{held(buffer.dtype)} {buffer.name}{size};")
         lines.append("grid_wait();")
-        for fetch in plan.fetches:
-            lines += self._fetch(fetch)
-        for stmt in plan.program.body:
+        for position, stmt in enumerate(plan.program.body):
+            for fetch in plan.fetches:
+                lines += self._fetch(fetch) if fetch.at == position else []
             if stmt.span is not None:
                 lines.append(f"// {stmt.span.file.rsplit('/', 1)[-1]}:{stmt.span.line}")
             lines += self._statement(stmt, total)
@@ -97,7 +105,7 @@ class _Rows:
         words = self._words(tensor.dtype)
         values = self._values({RUN: "run"})
         at = values.wide(fetch.start)
-        get = f"fetch_run<{words}>({fetch.name} + c * {words}, {pointer(tensor)} + {at});"
+        get = f"fetch_run<{words}>({fetch.name} + c * {words}, {pointer(tensor)} + {at}{', once' * fetch.once});"
         ways = [
             " && ".join(f"{'' if holds else '!'}({values.text(condition)})" for condition, holds in path)
             for path in fetch.paths
@@ -197,7 +205,7 @@ class _Rows:
                 f"  TILE_UNROLL for (int y = 0; y < {words}; y++) packed[y] = {word};",
                 f"  const int run = c * {plan.lanes} + lane;",
                 *("  " + line for line in places.lines),
-                f"  if ({own}) store_run<{words}>({pointer(tensor)} + {at}, packed);",
+                f"  if ({own}) store_run<{words}>({pointer(tensor)} + {at}, packed, once);",
                 "}",
             ]
             return lines
@@ -223,12 +231,14 @@ class _Rows:
         spot = f"scratch + {32 * self.reductions}" if plan.lanes > 32 else "nullptr"
         self.reductions += 1
         joined = "all" if stmt.clear else f"{kind}::join({target.name}, all)"
+        chains = min(CHAINS, self.count)
         return [
             "{",
-            f"  float all = {neutral};",
+            f"  float chain[{chains}] = {{{', '.join([neutral] * chains)}}};",
             "  " + LOOP.format(count=self.count),
-            f"    {guard}all = {kind}::join(all, {source.name}[x]);",
+            f"    {guard}chain[x % {chains}] = {kind}::join(chain[x % {chains}], {source.name}[x]);",
             "  }",
+            f"  float all = joined_chains<{kind}>(chain);",
             f"  all = reduce_lanes<{kind}, {plan.lanes}>(all, {spot});",
             f"  {target.name} = {joined};",
             "}",

@@ -10,7 +10,6 @@ from tilecore.contract.expr import Const, Expr
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, View, extent_of, outputs_of
 from tilecore.cuda.decoding import decoding_of, is_plain
 from tilecore.cuda.errors import CudaError
-from tilecore.cuda.joins import MOST_APART
 from tilecore.cuda.linear import linear_kernel
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.reshape import heads_as_queries, turned
@@ -32,8 +31,6 @@ WARP_DEPTH = 256  # of a step of warps that multiply by themselves
 DECODED_ROWS = 128  # of a tile of levels
 DECODE_CYCLES = 40  # for 64 of the depth of such a tile, per bit of a level and 4 more
 LEAST_STEPS = 2  # of a part of the keys
-DRAWN = 23.0  # bytes a cycle of memory that one processor gets: two thirds of them draw nearly all that there is
-APART_CYCLES = 3500  # of a task that leaves its part
 JOIN_CYCLES = 2500  # of an exchange in a cluster
 ROW_THREADS, RUNS, MAX_ELEMENTS = 128, 2, 64  # of a row that is long; of a thread: runs wanted, elements at most
 BLOCK_THREADS = 256  # of a block of short rows
@@ -169,28 +166,13 @@ def _decode(spec: AttentionSpec, width: int, profile: GpuProfile) -> Iterator[Ch
     batch, heads = (int(extent.value) if isinstance(extent, Const) else 16 for extent in spec.q.shape[:2])
     keys = min(128, 16384 // width)
     steps = -(-size_of(spec.k.shape[2]) // keys)
-    split = _parts(batch * heads, steps, 4.0 * keys * width, profile)
+    each = -(-steps // max(1, min(profile.processors // (batch * heads), steps // LEAST_STEPS)))
+    split = -(-steps // each)  # none is left without keys
     if split > 1:  # short: what is under way at once is waited for at once
         config = {"block_m": 64, "block_n": 8192 // width, "split": split}
         yield Choice(config, 3, f"{8192 // width} keys a step, {split} parts of the keys", spec=spec, apart=True)
     stages = min(DEEP_STAGES, (profile.shared_bytes - 2 * 64 * width - 4 * BARRIERS) // (4 * keys * width))
     yield Choice({"block_m": 64, "block_n": keys, "split": 1}, stages, f"{keys} keys a step", spec=spec)
-
-
-def _parts(tiles: int, steps: int, step_bytes: float, profile: GpuProfile) -> int:
-    """Into how many tasks that run apart the steps of a tile are parted, none of them without any: rounds of tasks that
-    draw what memory gives, the last one with as many processors as there are tasks left, and a join for each round.
-    """
-
-    def cycles(split: int) -> float:
-        rounds, rest = divmod(tiles * split, profile.processors)
-        task = -(-steps // split) * step_bytes
-        full = rounds * profile.processors * task / profile.memory_bytes
-        last = rest * task / min(profile.memory_bytes, rest * DRAWN) if rest else 0.0
-        return full + last + (rounds + (rest > 0)) * APART_CYCLES * (split > 1)
-
-    each = {-(-steps // split) for split in range(1, max(1, min(MOST_APART, steps // LEAST_STEPS)) + 1)}
-    return min((-(-steps // one) for one in each), key=lambda split: (round(cycles(split)), -split))
 
 
 def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:
@@ -236,20 +218,23 @@ def _linear(spec: ScanSpec, profile: GpuProfile) -> Iterator[Choice]:
 
 
 def row_choices(spec: RowSpec) -> Iterator[Choice]:
-    """Threads per row so that each has about `RUNS` runs of columns: enough loads in flight, few enough registers."""
+    """Threads per row so that each has about `RUNS` runs of columns: enough loads in flight, few enough registers. A
+    short row, or one whose threads do not meet, is one access of its threads.
+    """
     columns = extent_of(spec.column)
     if not isinstance(columns, Const):
         raise CudaError(f"rows of {columns} columns: CUDA keeps rows in registers and must know their width")
     width = int(columns.value)
     vector = row_vector((*spec.inputs, *outputs_of(spec)), width)
     runs = -(-width // vector)
+    meets = any(step.kind != "tile" for step in spec.steps)
+    wanted = RUNS if runs > ROW_THREADS and meets else 1
     ranked: list[tuple[float, int]] = []
     for lanes in (1, 2, 4, 8, 16, *range(32, MAX_THREADS + 1, 32)):
         chunks = -(-runs // lanes)
         if chunks * vector > MAX_ELEMENTS or lanes >= 2 * runs:
             continue
         waste = chunks * lanes / runs  # threads without a column idle
-        wanted = RUNS if runs > ROW_THREADS else 1  # a short row is one access of its threads
         ranked.append((waste * 8 + abs(chunks - wanted) + (lanes > 512) * 2, lanes))
     if not ranked:
         raise CudaError(f"rows of {width} columns in runs of {vector}: more than the registers of a block hold")

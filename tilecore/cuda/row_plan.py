@@ -6,6 +6,7 @@ before anything is computed, once, however many statements read it: loads in fli
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,14 +14,16 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Op, Sym, Var, const, loads, substitute, variables
 from tilecore.contract.spec import Place, Tensor
 from tilecore.cuda.errors import CudaError
-from tilecore.cuda.kernel import MapPlan, pointers_of, symbols_of
+from tilecore.cuda.kernel import MapPlan, pointers_of, room_of, symbols_of
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.roles import extents, number
 from tilecore.cuda.vectors import STEP, flat_offset, reads_memory, run_start, uniform
-from tilecore.ir import Parallel, Program, Store, statements
+from tilecore.ir import Parallel, Program, Reduce, Store, statements
 
 WORD, WIDEST = 4, 16  # bytes of a register and of one instruction's access
-MAX_THREADS = 1024
+WARP, MAX_THREADS = 32, 1024
+CROWD, MANY_THREADS = 1792, 256  # of a processor, and of a block of which there are several on it
+STATIC_BYTES = 2048  # that a block's reductions may have
 PACKED = (DType.F32, DType.F16, DType.BF16, DType.I32)  # what comes in runs
 RUN = Var("run")  # which run of columns
 Path = tuple[tuple[Expr, bool], ...]  # conditions under which a value is needed, and what they are then
@@ -28,12 +31,16 @@ Path = tuple[tuple[Expr, bool], ...]  # conditions under which a value is needed
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A run of elements per chunk that goes to registers first; `paths` are the ways that need it, () for always."""
+    """A run of elements per chunk that goes to registers before statement `at`; `paths` are the ways that need it, ()
+    for always. `once`: of a row alone, and nothing else reads it.
+    """
 
     name: str
     load: Load
     start: Expr  # of the run, in RUN
     paths: tuple[Path, ...]
+    at: int
+    once: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,6 @@ class RowPlan:
     pointers: tuple[Tensor, ...]
     symbols: tuple[Sym, ...]
     maps: tuple[MapPlan, ...] = ()
-    shared_bytes: int = 0
     cluster: int = 1
     blocks: int = 1
 
@@ -66,9 +72,32 @@ class RowPlan:
         return self.program.grid
 
     @property
+    def shared_bytes(self) -> int:
+        """Shared memory that nothing uses, where warps meet for their row and a processor had room for all its threads:
+        with an eighth fewer of them memory is faster. What all rows read is in the cache that this memory is taken
+        from, and such programs take the registers to be fewer.
+        """
+        meets = any(isinstance(stmt, Reduce) for stmt in self.program.body)
+        shared = any(self.row not in variables(fetch.start) for fetch in self.fetches)
+        if not meets or shared or not WARP < self.lanes <= MANY_THREADS or not self.once:
+            return 0
+        return (room_of(self.profile, CROWD // self.threads) - STATIC_BYTES) // 1024 * 1024
+
+    @property
     def lanes(self) -> int:
         """Threads that share a row."""
         return self.threads // self.rows
+
+    @property
+    def once(self) -> bool:
+        """Whether what rows read and write is used once each. Where two runs share what they read, caches matter."""
+        own = [fetch.once for fetch in self.fetches if self.row in variables(fetch.start)]
+        return bool(own) and all(own)
+
+    @property
+    def width(self) -> int:
+        """Bytes of the widest element of a result."""
+        return max(tensor.dtype.row.bytes for tensor in self.program.outputs)
 
     @property
     def runs(self) -> int:
@@ -158,11 +187,14 @@ def run_of(plan: RowPlan, tensor: Tensor, index: tuple[Expr, ...]) -> Expr | Non
 
 def _fetches(plan: RowPlan, task: Var) -> Iterator[Fetch]:
     found: dict[Load, list[Path]] = {}
-    for stmt in statements(plan.program.body):
+    firsts: dict[Load, int] = {}
+    for position, stmt in enumerate(plan.program.body):
         if isinstance(stmt, Parallel) and len(stmt.axes) == 2:
             for store in stmt.body:
                 for load, path in _needed(canonical(plan, stmt, store.value), ()):
                     found.setdefault(load, []).append(path)
+                    firsts.setdefault(load, position)
+    alone = Counter(load.source for load in found)
     count = 0
     for load, paths in found.items():
         assert isinstance(load.source, Tensor)
@@ -177,8 +209,20 @@ def _fetches(plan: RowPlan, task: Var) -> Iterator[Fetch]:
             continue
         at: dict[Expr, Expr] = {plan.column: RUN * plan.vector}
         moved = tuple(tuple((substitute(condition, at), holds) for condition, holds in way) for way in ways)
-        yield Fetch(f"{load.source.name}_run{count}", load, start, moved)
+        once = plan.row in variables(start) and alone[load.source] == 1
+        yield Fetch(f"{load.source.name}_run{count}", load, start, moved, _place(plan, start, firsts[load]), once)
         count += 1
+
+
+def _place(plan: RowPlan, start: Expr, first: int) -> int:
+    """Before which statement a run is fetched: all of a row's own before anything else, since loads in flight are what
+    bandwidth is made of; what all rows read, which a cache has, when it is used, since registers are what rows in
+    flight are made of. The last of several reductions is a time to wait for it.
+    """
+    waits = [position for position, stmt in enumerate(plan.program.body[:first]) if isinstance(stmt, Reduce)]
+    if plan.row in variables(start) or not waits:
+        return 0
+    return waits[-1] if len(waits) > 1 else first
 
 
 def _needed(expr: Expr, path: Path) -> Iterator[tuple[Load, Path]]:

@@ -210,7 +210,7 @@ def read(tensor: Tensor, offset: str) -> str:
     text = f"{pointer(tensor)}[{offset}]"
     if tensor.dtype in HALVES:
         return f"from_{tensor.dtype}({text})"
-    return f"({text} != 0)" if tensor.dtype is DType.BOOL else text
+    return f"(int)({text})" if tensor.dtype in NARROW else f"({text} != 0)" if tensor.dtype is DType.BOOL else text
 
 
 def stored(dtype: DType, text: str) -> str:
