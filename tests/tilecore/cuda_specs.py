@@ -73,6 +73,8 @@ def _epilogue(form: ProductForm, acc: Var, m: Var, n: Var) -> tuple[Expr, tuple[
     if form.program == "scales":  # of whole tensors, as products of 8 bits have them
         left, right = tensor("left_scale", F32, 1), tensor("right_scale", F32, 1)
         return acc * Load(left, (const(0),)) * Load(right, (const(0),)), (left, right)
+    if form.program == "silu":
+        return acc * unary("sigmoid", acc), ()
     if form.program in ("bias", "gelu"):
         bias = tensor("bias", form.dtype, form.columns)
         value = acc + cast(Load(bias, (n,)), F32)

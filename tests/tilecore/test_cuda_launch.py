@@ -35,6 +35,8 @@ pytestmark = pytest.mark.gpu
         ProductForm(129, 1001, 1001, program="bias"),
         ProductForm(1, 264, 4096, F16),
         ProductForm(500, 520, 512, F16, right_rows=True, program="gelu"),
+        ProductForm(520, 640, 4096, program="gelu"),
+        ProductForm(500, 768, 512, program="silu"),
         ProductForm(640, 768, 512, program="residual"),
         ProductForm(300, 100, 512, output=F32),
         ProductForm(1, 4096, 4096),
@@ -55,6 +57,8 @@ def test_products(form: ProductForm, tmp_path: Path) -> None:
         expected = expected * found["left_scale"] * found["right_scale"]
     if form.program == "gelu":
         expected = torch.nn.functional.gelu(expected, approximate="tanh")
+    if form.program == "silu":
+        expected = torch.nn.functional.silu(expected)
     assert error(found["y"], expected) < TOLERANCE[form.output or form.dtype]
 
 

@@ -151,6 +151,15 @@ TILE_FN float tile_tanh(float x) {  // without branches; what overflows divides 
 TILE_FN float tile_tanh_above(float x) {  // tanh(x) + 1
   return tile_inverse(fmaf(0.5f, tile_exp2(-2.885390082f * x), 0.5f));
 }
+TILE_FN float gate_inverse(float exponent) { return 1.0f + tile_exp2(fminf(exponent, 30.0f)); }  // NaN: as 30
+template <int N>
+TILE_FN void invert_fours(float (&d)[N]) {  // numbers of which four have a product that is finite
+  TILE_UNROLL for (int x = 0; x < N; x += 4) {
+    const float low = d[x] * d[x + 1], high = d[x + 2] * d[x + 3], all = tile_inverse(low * high);
+    const float lower = all * high, higher = all * low, first = lower * d[x + 1], third = higher * d[x + 3];
+    d[x + 1] = lower * d[x], d[x] = first, d[x + 3] = higher * d[x + 2], d[x + 2] = third;
+  }
+}
 TILE_FN float tile_tanh_near(float x, float factor, float scale) {  // scale * tanh(factor * x) up to 0.5, to 2^-15.4
   const float a = scale * factor, b = factor * factor, square = x * x;
   return x * fmaf(square, fmaf(square, 0.115209699f * a * b * b, -0.33169149f * a * b), 0.999977435f * a);

@@ -13,6 +13,7 @@ from tilecore.cuda.fragments import GROUP_ROW, Fragments
 from tilecore.cuda.kernel import ALIGNMENT, WARPGROUP, KernelPlan, Ring, extent_of_axis, read_by_element
 from tilecore.cuda.partial import partial_sums
 from tilecore.cuda.roles import CHUNK, GROUP_ROWS, SWIZZLE, Staged, extents, number
+from tilecore.cuda.stores import Lines
 from tilecore.cuda.values import Values, dim, pointer
 from tilecore.cuda.vectors import multiple
 from tilecore.cuda.warps import DEPTH, UNIT, rectangle_of
@@ -203,8 +204,11 @@ def _fetch(tile: Staged, slot: str, names: dict[Expr, str], threads: int) -> lis
     return [f"if ({width} % {UNIT} == 0)", f"  {call('copy_tile')}", "else", f"  {call('gather_tile')}"]
 
 
-def _staged_store(plan: KernelPlan, stmt: Parallel, starts: list[str], setup: list[str], value: str) -> list[str]:
+def _staged_store(
+    plan: KernelPlan, stmt: Parallel, starts: list[str], setup: list[str], value: str, gate: Lines | None
+) -> list[str]:
     """A warp's rows by way of the rings' shared memory; `starts` are the rectangle's origin, `value` is element x."""
+    assert gate is None
     place, (row_dim, column_dim), _ = rectangle_of(stmt)
     tensor, halves = place.tensor, 2 * plan.roles.strips
     names: dict[Expr, str] = {symbol: dim(symbol) for symbol in plan.symbols}

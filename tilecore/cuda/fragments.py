@@ -19,20 +19,21 @@ from tilecore.cuda.elements import (
     readable,
 )
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.gates import GATE, gate_of
 from tilecore.cuda.joins import REDUCTIONS
 from tilecore.cuda.kernel import KernelPlan, extent_of_axis
 from tilecore.cuda.masks import inside
 from tilecore.cuda.near import near_tanh
 from tilecore.cuda.roles import GROUP_ROWS, stored_rectangle
 from tilecore.cuda.slopes import slopes
-from tilecore.cuda.stores import MEET
+from tilecore.cuda.stores import MEET, Lines
 from tilecore.cuda.values import HALVES, Values, literal, pointer, stored, unrounded
 from tilecore.cuda.views import in_bounds
 from tilecore.ir import Buffer, Fill, Parallel, Reduce, Store
 
 GROUP_ROW = Var("group_row")  # the first row of the warpgroup
 # (plan, statement, the rectangle's origin, lines before each element, element x)
-StagedStore = Callable[[KernelPlan, Parallel, list[str], list[str], str], list[str]]
+StagedStore = Callable[[KernelPlan, Parallel, list[str], list[str], str, Lines | None], list[str]]
 
 
 class Fragments:
@@ -357,7 +358,14 @@ class Fragments:
         place, _, origin = found
         assert place.dtype in HALVES or place.dtype is DType.I16
         value, names, positions = self._positions(stmt, stmt.body[0].value)
-        values = self.values(names)
-        text = values.text(unrounded(value, place.dtype))
+        value = unrounded(value, place.dtype)
         starts = [self.values().text(start) for start in origin]
-        return self.staged_store(self.plan, stmt, starts, [*positions, *values.lines], text)
+        gate, exponent = gate_of(value), None
+        if gate is not None and self.plan.profile.warpgroups:
+            own = self.values(names)
+            text = own.text(gate.exponent)
+            exponent = [*positions, *own.lines], text
+            value, names = gate.value, names | {GATE: "gates[y]"}
+        values = self.values(names)
+        text = values.text(value)
+        return self.staged_store(self.plan, stmt, starts, [*positions, *values.lines], text, exponent)

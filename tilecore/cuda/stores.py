@@ -12,6 +12,8 @@ from tilecore.ir import Buffer, Parallel
 
 STORE = 5  # named barrier of the first warpgroup's staged stores; the others' follow
 MEET = 8  # of all warpgroups
+Lines = tuple[list[str], str]  # and what is said with them
+ELEMENT = "const int x = first_chunk * 32 + part * 8 + y;"  # number y of 8 that are stored together
 
 
 def exchanged_tile(plan: KernelPlan, target: Buffer) -> str:
@@ -42,8 +44,25 @@ def exchange(plan: KernelPlan, source: Buffer, count: int, target: Buffer) -> li
     ]
 
 
-def staged_store(plan: KernelPlan, stmt: Parallel, starts: list[str], setup: list[str], value: str) -> list[str]:
-    """The text of a store. `starts` are the rectangle's origin, `value` is element x, after the lines of `setup`."""
+def _gates(setup: list[str], exponent: str) -> list[str]:
+    """Those of 8 elements."""
+    return [
+        "float gates[8];",
+        "TILE_UNROLL for (int y = 0; y < 8; y++) {",
+        f"  {ELEMENT}",
+        *("  " + line for line in setup),
+        f"  gates[y] = gate_inverse({exponent});",
+        "}",
+        "invert_fours(gates);",
+    ]
+
+
+def staged_store(
+    plan: KernelPlan, stmt: Parallel, starts: list[str], setup: list[str], value: str, gate: Lines | None
+) -> list[str]:
+    """The text of a store. `starts` are the rectangle's origin, `value` is element x, after the lines of `setup`, and
+    `gate` the exponent of its gate, after lines of its own.
+    """
     found = stored_rectangle(stmt)
     assert found is not None
     place, (row_dim, column_dim), _ = found
@@ -72,8 +91,9 @@ def staged_store(plan: KernelPlan, stmt: Parallel, starts: list[str], setup: lis
         f"  named_sync({STORE} + warpgroup, {WARPGROUP});",
         f"  TILE_UNROLL for (int part = 0; part < {parts}; part++) {{  // 16 columns each",
         "    float v[8];",
+        *("    " + line for line in ([] if gate is None else _gates(*gate))),
         "    TILE_UNROLL for (int y = 0; y < 8; y++) {",
-        "      const int x = first_chunk * 32 + part * 8 + y;",
+        f"      {ELEMENT}",
         *("      " + line for line in setup),
         f"      v[y] = {value};",
         "    }",
