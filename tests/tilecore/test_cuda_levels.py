@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_arrays import TOLERANCE, error, run
+from cuda_arrays import arrays as card_arrays
 from cuda_specs import BF16, F16, F32, LevelForm, axis, level_spec, tensor
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Load, Sym, binary, cast, const
 from tilecore.contract.spec import ContractionSpec, View
-from tilecore.cuda.compile import candidates, compile_cuda, generate
+from tilecore.cuda.compile import build, candidates, compile_cuda, generate
 from tilecore.cuda.decoding import decoding_of, exact_of
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.launch import Launcher
 from tilecore.cuda.profile import H100
 from tilecore.cuda.reshape import turned
 from tilecore.interpret import interpret
@@ -158,6 +160,9 @@ def test_kernels_of_levels_build_for_hopper_without_a_card(form: LevelForm, obje
         LevelForm(3, 520, 4096, 8, signed=True, zero="middle"),
         LevelForm(33, 264, 1096, 8, 64, F16, "bytes"),
         LevelForm(100, 1001, 2048, zero="bytes"),
+        LevelForm(64, 4096, 4096),
+        LevelForm(40, 1000, 1120, group=32),  # long steps, of several groups each
+        LevelForm(128, 520, 1024, 8, signed=True, zero="middle"),
         LevelForm(Sym("M"), 512, 512, scale=F32),
         LevelForm(300, 1016, 640, 8, 256),
         LevelForm(1000, 1032, 768, group=16, dtype=F16),
@@ -171,3 +176,29 @@ def test_products_by_levels(form: LevelForm, tmp_path: Path) -> None:
     arrays |= {name: arrays[name].astype(np.int64) for name in ("levels", "zero") if name in arrays}
     expected = found["x"] @ torch.from_numpy(weights(form, arrays)).cuda().T
     assert error(found["y"], expected) < TOLERANCE[form.dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16])
+def test_warps_read_what_they_multiply_before_it_is_overwritten(rows: int, tmp_path: Path) -> None:
+    """Short steps in many slots: each run gives the same bits. Slots handed back with reads under way did not."""
+    torch = pytest.importorskip("torch")
+    spec = level_spec(LevelForm(rows, 8192, 8192))
+    (choice, *_) = candidates(spec, H100)
+    short = replace(choice, config={**choice.config, "block_k": 128, "split": 4}, stages=8)
+    kernel = Launcher(build(generate(spec, short, label="Kernel"), tmp_path))
+    found = card_arrays(spec, torch, {})
+    results = []
+    for _ in range(100):
+        found["y"].fill_(float("nan"))
+        kernel(found, stream=torch.cuda.current_stream().cuda_stream)
+        results.append(found["y"].clone())
+    assert all(bool(torch.equal(one, results[0])) for one in results)
+
+
+def test_warps_hand_back_a_slot_when_the_next_tile_has_come() -> None:
+    spec = level_spec(LevelForm(1, 8192, 8192))
+    (choice, *_) = candidates(spec, H100)
+    loop = generate(spec, choice, label="Kernel").text.split("for (int k = first", 1)[1].split("++slot", 1)[0]
+    assert "empty_a_b + 8 * before" in loop
+    assert "empty_a_b + 8 * slot" not in loop

@@ -180,6 +180,10 @@ TILE_FN void store_turned(u32 address, u32 a, u32 b, u32 c, u32 d) {
                : "memory");
 }
 // ---- packed levels: the first of two in the low bits ----
+TILE_FN u32 opaque(u32 x) {  // nothing is known of it, so that sums of it and constants stay sums, which addresses take
+  asm volatile("" : "+r"(x));
+  return x;
+}
 TILE_FN u32 shared_u8(u32 address) {
   u32 x;
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
@@ -202,7 +206,7 @@ TILE_FN void shared_words(u32* to, u32 address) {
 // from 2^23 on. Of a byte, of two bytes, or pair `x` of a word, whose nibbles 4 apart are one.
 template <u32 Ones>
 TILE_FN u32 levels_4(u32 x, u32 mask) {
-  return ((x | x << 12) & mask) ^ Ones;
+  return (x * 0x1001 & mask) ^ Ones;
 }
 template <u32 Ones>
 TILE_FN u32 level_pair_4(u32 word, int x, u32 mask) {
@@ -219,6 +223,7 @@ TILE_FN u32 levels_8(u32 x, u32) {
 }
 template <int Bits, u32 Flip>
 TILE_FN float level_f32(u32 x, int from) {
+  if constexpr (Bits == 8) return __int_as_float(__byte_perm(x, 0x4b000000, 0x7440 | from / 8) ^ Flip);
   return __int_as_float(((x >> from) & ((1u << Bits) - 1)) ^ (0x4b000000u | Flip));
 }
 // 16 elements of a column of the right operand, in the pairs in which a word's levels come.

@@ -174,13 +174,14 @@ class Consumer:
         del self.names[loop.var]
         if self.plan.turns:
             self._pass()
-        if self.levels is not None and not self.levels.by_warps:
+        if self.levels is not None:
             carried = tuple(Flight(stmt) for stmt in loop.body if isinstance(stmt, Gemm))
-        if carried:
+        if carried and not self.roles.by_warps:
             self.lines += [
                 *wait_for(self.roles, 0, f"(last - first) % {short_steps(self.roles)} != 0"),
                 *self._pins(carried),
             ]
+        if carried:
             self.lines += self.slots.freed_by([flight.gemm for flight in carried], "before", "last > first")
         self.flying = []
         self.lines += self.slots.freed_by_loop(loop)
@@ -286,11 +287,11 @@ class Consumer:
 
     def _decoded_product(self, gemm: Gemm, levels: Levels) -> None:
         product, var = product_of(gemm, self.roles), self.plan.loop.var.name
-        when = ("slot", "") if levels.by_warps else ("before", f"{var} > first")
         right = self._described(gemm.b, product.b_minor, "")
         call = f"{product.name}({gemm.c.name}, {gemm.a.name} + 4 * x, {right}, 1);"
         tile = self.roles.staged[gemm.b.name]
-        self.lines += product_text(levels, gemm, tile, call, self.slots.freed_by([gemm], *when))
+        freed = self.slots.freed_by([gemm], "before", f"{var} > first")
+        self.lines += product_text(levels, gemm, tile, call, freed)
 
     def _level_origin(self, levels: Levels) -> str:
         return self.work.values().text(levels.tile.origin[0])

@@ -42,7 +42,7 @@ LINE_BYTES_OF_WARPS = 4 * CHUNK * 4  # of a line that each warp of a warpgroup c
 # (consumers, blocks of a processor): registers of a consumer and a producer thread
 ROLE_REGISTERS = {
     (1, 1): (0, 0), (2, 1): (240, 24), (3, 1): (160, 32),
-    (1, 2): (208, 40), (1, 3): (136, 24),
+    (2, 2): (104, 24), (1, 2): (208, 40), (1, 3): (136, 24),
 }  # fmt: skip
 RESERVED_BYTES = 1024  # of shared memory, per block
 ONCE, OFTEN = 128, 256  # bytes that the L2 cache fetches at a time of what one block reads, and of what several do
@@ -504,7 +504,8 @@ def _check_special(plan: KernelPlan, products: list[Gemm]) -> None:
         return
     if products != [plan.loop.body[-1]] or len(plan.rings) != 1:
         raise CudaError(f"{tile.buffer.name} is decoded for one product, at the end of the loop")
-    if not plan.roles.by_warps and extents(tile.buffer)[1] != DECODED:
+    depth = extents(tile.buffer)[1]
+    if not plan.roles.by_warps and depth not in (DECODED, 2 * DECODED):
         raise CudaError(
-            f"tile {tile.buffer.name} is {extents(tile.buffer)[1]} deep: warpgroups decode {DECODED} at a time"
+            f"tile {tile.buffer.name} is {depth} deep: warpgroups decode {DECODED} or {2 * DECODED} at a time"
         )

@@ -112,14 +112,13 @@ def declarations(levels: Levels) -> list[str]:
     kinds = {load: STORAGE[load.dtype] for load in levels.fetched}
     lines = [f"{kind} {levels.name}_next{i}[{levels.entries}];" for i, kind in enumerate(kinds.values())]
     lines += [f"{_kind(levels, i)} {levels.name}_kept{i}[{levels.entries}];" for i in range(len(levels.kept))]
-    swizzle = f"own_row / {128 // width} % {width // 16} * 16"
-    # the mask would be a constant to the compiler, which then loads it again and again
-    lines.append("const u32 level_mask = __shfl_sync(0xffffffff, 0x000f000f, 0);")
+    # what the compiler knows nothing of it does not compute again and again
+    lines.append("const u32 level_mask = __shfl_sync(0xffffffff, 0x000f000f + blockIdx.z, lane);")
     own, swizzle = f"lane % 4 * {bits // 4}", f"own_row / {128 // width} % {width // 16} * 16"
     if levels.by_warps:
         own = f"lane % 4 * {2 * bits}"
-        lines.append("const u32 column_at = lane / 4 * 128 + (lane % 4 * 2 ^ lane / 4) * 16;")
-    lines.append(f"const u32 level_at = own_row * {width} + ({swizzle} ^ {own});")
+        lines.append("const u32 column_at = opaque(lane / 4 * 128 + (lane % 4 * 2 ^ lane / 4) * 16);")
+    lines.append(f"const u32 level_at = opaque(own_row * {width} + ({swizzle} ^ {own}));")
     return lines
 
 
@@ -211,13 +210,14 @@ def before_loop(levels: Levels, origin: str) -> list[str]:
 
 
 def product_text(levels: Levels, gemm: Gemm, right: Staged, call: str, freed: list[str]) -> list[str]:
-    """The product of a tile. By warps, of 16 rows each by 8 columns at a time, parts of the depth in turn, and then its
-    slot is `freed`; by warpgroups through `call` for step x of the depth, in two halves: while one is multiplied, the
-    other one's registers are written. The slot before is free when its second half is done.
+    """The product of a tile, and the slot of the one before, `freed`. By warps, of 16 rows each by 8 columns at a time,
+    parts of the depth in turn: the products of the tile before have been issued, hence all that they read has come. By
+    warpgroups through `call` for step x of the depth, in two halves: while one is multiplied, the other one's registers
+    are written, and the slot before is free when its second half is done.
     """
     name = gemm.a.name
     if not levels.by_warps:
-        lines, steps, words = _read(levels, "slot"), DECODED // 16 // 2, STEPS // 2
+        lines, words = _read(levels, "slot"), levels.parts * STEPS // 2
         for half in range(2):
             lines += [
                 "products_wait<1>();",
@@ -226,13 +226,14 @@ def product_text(levels: Levels, gemm: Gemm, right: Staged, call: str, freed: li
                 *_decode(levels, name, half * words, words),
                 f"pin_part<{half * words}, {words}>({name});",
                 "products_fence();",
-                f"TILE_UNROLL for (int x = {half * steps}; x < {(half + 1) * steps}; x++) {call}",
+                f"TILE_UNROLL for (int x = {half * words // 4}; x < {(half + 1) * words // 4}; x++) {call}",
                 "products_commit();",
             ]
         return lines
     at = f"tile_{gemm.b.name} + slot * {right.bytes} + part * {right.chunk_rows * 128}"
     issue = f"warp_product_{levels.dtype}({gemm.c.name} + 4 * group, {name} + 4 * y"
     return [
+        *freed,
         f"TILE_UNROLL for (int part = 0; part < {levels.parts}; part++) {{",
         *("  " + line for line in (*_read_words(levels, "slot"), *_decode(levels, name))),
         f"  TILE_UNROLL for (int group = 0; group < {extents(gemm.c)[1] // 8}; group++) {{",
@@ -241,21 +242,21 @@ def product_text(levels: Levels, gemm: Gemm, right: Staged, call: str, freed: li
         f"    TILE_UNROLL for (int y = 0; y < {DECODED // 16}; y++) {issue}, pairs[2 * y], pairs[2 * y + 1]);",
         "  }",
         "}",
-        *freed,
     ]
 
 
 def _read(levels: Levels, slot: str) -> list[str]:
     """The bytes of the tile in a slot of its ring, to `raw`: each pair that the product wants."""
     tile, bits = levels.tile, levels.decoding.bits
-    width = tile.chunk_bytes
-    at = f"x / 4 * {2 * bits} + x / 2 % 2 * {bits}"
-    place = f"at / {width} * {tile.chunk_rows * width} + (level_at ^ at % {width} / 16 * 16) + at % 16"
+    width, words = tile.chunk_bytes, levels.parts * STEPS
+    place = f"bytes_at[at % {width} / 16] + at / {width} * {tile.chunk_rows * width} + at % 16"
     return [
-        f"u32 raw[{STEPS}];",
-        f"TILE_UNROLL for (int x = 0; x < {STEPS}; x++) {{",
-        f"  const int at = {at};",
-        f"  raw[x] = shared_u{2 * bits}(tile_{levels.name} + {slot} * {tile.bytes} + {place} + x % 2 * {8 * width});",
+        f"u32 raw[{words}], bytes_at[{width // 16}];",
+        f"bytes_at[0] = opaque(tile_{levels.name} + {slot} * {tile.bytes} + level_at);",
+        f"TILE_UNROLL for (int x = 1; x < {width // 16}; x++) bytes_at[x] = bytes_at[0] ^ 16 * x;",
+        f"TILE_UNROLL for (int x = 0; x < {words}; x++) {{",
+        f"  const int at = x / 4 * {2 * bits} + x / 2 % 2 * {bits};",
+        f"  raw[x] = shared_u{2 * bits}({place} + x % 2 * {8 * width});",
         "}",
     ]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilecore.contract.expr import Const, Expr
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, View, extent_of, outputs_of
-from tilecore.cuda.decoding import decoding_of, is_plain
+from tilecore.cuda.decoding import Decoding, decoding_of, is_plain
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.linear import linear_kernel
 from tilecore.cuda.profile import GpuProfile
@@ -29,7 +29,8 @@ SPLITS = (1, 2, 4, 8)
 DEEP, DEEP_STAGES = 256, 12  # depth of a step and stages where all that counts is bytes in flight
 WARP_DEPTH = 256  # of a step of warps that multiply by themselves
 DECODED_ROWS = 128  # of a tile of levels
-DECODE_CYCLES = 40  # for 64 of the depth of such a tile, per bit of a level and 4 more
+DECODE_CYCLES = 33  # for 64 of the depth of such a tile, per bit of a level and 4 more
+LEAST_STAGES = 3  # with steps of levels that are twice as long
 LEAST_STEPS = 2  # of a part of the keys
 JOIN_CYCLES = 2500  # of an exchange in a cluster
 ROW_THREADS, RUNS, MAX_ELEMENTS = 128, 2, 64  # of a row that is long; of a thread: runs wanted, elements at most
@@ -136,13 +137,14 @@ def _decoded(spec: ContractionSpec, profile: GpuProfile, columns: int) -> Iterat
     batch, rows, depth = (size_of(extent) for extent in spec.a.shape)
     decoding = decoding_of(spec.a)
     bits = decoding.bits
-    ranked: list[tuple[float, int, int, int, int]] = []
+    ranked: list[tuple[float, int, int, int, int, int]] = []
     for block_n in sorted({-(-columns // 8) * 8} if columns <= 128 else {128, 256, min(256, -(-columns // 8) * 8)}):
-        block_k = WARP_DEPTH if block_n <= WARP_COLUMNS and decoding.run >= DECODED else DECODED
+        blocks = 2 if block_n <= WARP_COLUMNS and decoding.run >= DECODED else 1  # warps multiply by themselves
         tiles = batch * -(-rows // DECODED_ROWS) * -(-columns // block_n)
         for split in SPLITS:
             if split > 1 and tiles * split > profile.processors:
                 continue
+            block_k, stages = _decoded_steps(decoding, block_n, split, profile, blocks=blocks)
             room = profile.clusters(split)
             active = min(tiles, room) * split
             steps = -(-depth // block_k // split) * block_k / DEPTH
@@ -152,13 +154,31 @@ def _decoded(spec: ContractionSpec, profile: GpuProfile, columns: int) -> Iterat
             copies = (levels + 2.0 * block_n * DEPTH) / profile.copy_bytes
             step = max(products, memory, copies, DECODE_CYCLES * (bits + 4))
             cycles = -(-tiles // room) * (steps * step + profile.start_cycles) + JOIN_CYCLES * (split > 1)
-            ranked.append((cycles, block_n, block_k, split, DECODED_ROWS * block_k * bits // 8 + 2 * block_n * block_k))
-    for cycles, block_n, block_k, split, stage in sorted(ranked):
-        room = DECODED_ROWS * block_n * (4 if split > 1 else 0) + DECODED_ROWS * 2 * block_n * (block_n % 16 == 0)
-        stages = min(DEEP_STAGES, (profile.shared_bytes - room - BARRIERS - 1024) // stage)
+            ranked.append((cycles, block_n, block_k, split, stages, blocks))
+    for cycles, block_n, block_k, split, stages, blocks in sorted(ranked):
         config = {"block_m": DECODED_ROWS, "block_n": block_n, "block_k": block_k, "split": split}
         if stages >= 2:
-            yield Choice(config, stages, f"levels, {block_n} columns, {split} parts: {cycles:.0f} cycles", spec=spec)
+            why = f"levels, {block_n} columns, {split} parts: {cycles:.0f} cycles"
+            yield Choice(config, stages, why, blocks=blocks, spec=spec)
+
+
+def _decoded_steps(
+    decoding: Decoding, block_n: int, split: int, profile: GpuProfile, *, blocks: int
+) -> tuple[int, int]:
+    """(depth of a step, stages): long steps where three of them fit and their levels are of few groups. Of two `blocks`
+    that share a processor one may be the next launch's, which sets itself up before this one has ended.
+    """
+    exchange = DECODED_ROWS * block_n * (4 if split > 1 else 0)
+    taken = exchange + DECODED_ROWS * 2 * block_n * (block_n % 16 == 0) + BARRIERS + 1024
+
+    def stages(depth: int) -> int:
+        stage = DECODED_ROWS * depth * decoding.bits // 8 + 2 * block_n * depth
+        return min(DEEP_STAGES, (profile.shared_bytes // blocks - taken) // stage)
+
+    longer = WARP_DEPTH if blocks > 1 else 2 * DECODED
+    deep = decoding.run >= DECODED and stages(longer) >= LEAST_STAGES
+    depth = longer if deep else longer // 2
+    return depth, stages(depth)
 
 
 def _decode(spec: AttentionSpec, width: int, profile: GpuProfile) -> Iterator[Choice]:

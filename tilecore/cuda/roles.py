@@ -152,12 +152,7 @@ class Roles:
         """Whether warps multiply by themselves: few columns of a right operand that lies along the depth, and levels
         of which the quarter that a thread reads in one piece is of one run.
         """
-        tile = self.decoded
-        if tile is None or tile.decoding is None:
-            return False
-        (gemm,) = (stmt for stmt in statements(self.program.body) if isinstance(stmt, Gemm))
-        few = extents(gemm.c)[1] <= WARP_COLUMNS and tile.decoding.run >= DECODED
-        return few and self.staged[gemm.b.name].contiguous == depth_axes(gemm)[1][1]
+        return self.decoded is not None and _by_warps(self.program, self.staged, self.decoded)
 
     @property
     def short_sums(self) -> tuple[str, ...]:
@@ -201,8 +196,6 @@ def infer_roles(program: Program, *, strips: int = 1) -> Roles:
         on_rows = graph.classes[buffer.name, 0] == rows_class
         if buffer.name in fills:
             staged[buffer.name] = _staged(buffer, fills[buffer.name], alone)
-            if staged[buffer.name].decoding is not None:
-                packed[buffer.name] = DECODED // 4
         elif buffer.name in others and buffer.dtype is DType.F32:
             fragments[buffer.name] = _shared(buffer, consumers)
             shared[buffer.name] = consumers
@@ -221,11 +214,24 @@ def infer_roles(program: Program, *, strips: int = 1) -> Roles:
             raise CudaError(f"buffer {buffer.name} ({buffer.dtype}{list(shape)}) is no operand, product or row value")
     for gemm in gemms:
         _check_product(gemm, staged, fragments, (*packed, *exchanged), shared.get(gemm.c.name, parts))
+    for tile in staged.values():
+        if tile.decoding is not None:
+            depth = DECODED if _by_warps(program, staged, tile) else extents(tile.buffer)[1]
+            packed[tile.buffer.name] = depth // 4
     held = _held(program, staged) if parts > 1 else {}
     return Roles(
         program, graph, staged, held, fragments, shared, tuple(exchanged), packed, tuple(statistics), tuple(lines),
         consumers, parts, rows_class, strips,
     )  # fmt: skip
+
+
+def _by_warps(program: Program, staged: Mapping[str, Staged], tile: Staged) -> bool:
+    gemms = (stmt for stmt in statements(program.body) if isinstance(stmt, Gemm) and stmt.a == tile.buffer)
+    gemm = next(gemms, None)
+    if gemm is None or tile.decoding is None or gemm.b.name not in staged:
+        return False
+    few = extents(gemm.c)[1] <= WARP_COLUMNS and tile.decoding.run >= DECODED
+    return few and staged[gemm.b.name].contiguous == depth_axes(gemm)[1][1]
 
 
 def has_products(program: Program) -> bool:
