@@ -134,7 +134,8 @@ class _Kernel(Expressions):
                     f"{kind} {memory_name(memory)} = ({qualifier}{ELEMENT[memory.dtype]}*){array}[{memory.position}];"
                 )
         self._scratch_pointers()
-        extents = [self.scalar(extent_of(axis)) for axis in program.grid]
+        sizes = [extent_of(axis) for axis in program.grid]
+        extents = [self.scalar(const(1) if size == const(0) else size) for size in sizes]  # 0: there is no task
         onces = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
         self.scopes.append(Scope())
         self._grid_point(extents)

@@ -8,7 +8,7 @@ class.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, polynomial
+from tilecore.contract.expr import Const, Expr, Load, Var, const, loads, nonnegative, polynomial
 from tilecore.contract.spec import Place, View, extents_at
 from tilecore.ir import (
     Assert,
@@ -204,6 +204,39 @@ def _bounds(stmt: Stmt) -> Iterator[Bound]:
         case Parallel():
             for store in stmt.body:
                 yield from _element_bounds(stmt, store)
+        case _:
+            return
+
+
+def read_within(graph: TileGraph, buffer: Buffer, used: frozenset[Var]) -> bool:
+    """Whether every read of `buffer` stands inside those loops whose variables are in `used`, not after them."""
+    moving = used & {loop.var for node in graph.nodes for loop in node.loops}
+    return all(moving <= {loop.var for loop in node.loops} for node in graph.nodes if buffer in node.reads)
+
+
+def stored_whole(graph: TileGraph) -> set[int]:
+    """Classes along which some result has room for every element: what lies behind the data is stored there too."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        for extents, bounds in _results(node.stmt):
+            for axis, extent in extents.items():
+                if all(nonnegative(bound.limit - extent) for bound in bounds if bound.axis == axis):
+                    found.add(graph.classes[axis])
+    return found
+
+
+def _results(stmt: Stmt) -> Iterator[tuple[dict[Axis, Expr], list[Bound]]]:
+    """For each place that a statement writes: the axes that it walks, with their extents, and where it is left."""
+    match stmt:
+        case Copy() if isinstance(stmt.dst.source, Place) and isinstance(stmt.src.source, Buffer):
+            source = stmt.src.source
+            yield {(source.name, axis): size for axis, size in enumerate(source.shape)}, list(_bounds(stmt))
+        case Parallel():
+            for store in stmt.body:
+                if isinstance(store.target, Place):
+                    index_alone = Store(store.target, store.index, const(0))
+                    extents: dict[Axis, Expr] = {axis: axis.extent for axis in stmt.axes if axis.extent is not None}
+                    yield extents, list(_element_bounds(stmt, index_alone))
         case _:
             return
 

@@ -29,7 +29,7 @@ from tilecore.contract.expr import (
 )
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
-from tilecore.graph import Axis, buffers_of, depth_axes, gemm_axes
+from tilecore.graph import Axis, TileGraph, buffers_of, depth_axes, gemm_axes, read_within
 from tilecore.infer import Plan
 from tilecore.ir import (
     Assert,
@@ -43,7 +43,6 @@ from tilecore.ir import (
     Join,
     Parallel,
     Print,
-    Program,
     Reduce,
     Stmt,
     Store,
@@ -113,7 +112,7 @@ def lower(plan: Plan) -> LoopProgram:
     plan = _resolved(plan, Addresses(plan, tensors, {}))
     addresses = Addresses(plan, tensors, {})
     in_place = operands_in_place(plan, addresses)
-    kept = _kept_copies(program, in_place)
+    kept = _kept_copies(plan.graph, in_place)
     slots: dict[str, Slot] = {}
     for buffer in program.buffers:
         if buffer.name in in_place:
@@ -457,9 +456,10 @@ def _transposed_source(copy: Copy, buffer: Buffer, columns: Expr, depth: Expr, l
     return operand if operand and operand.column == const(1) and operand.row != const(1) else None
 
 
-def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, Kept]:
+def _kept_copies(graph: TileGraph, in_place: dict[str, Operand]) -> dict[Copy, Kept]:
     """Copies from views that do not depend on the fastest grid axis, one slot per step of the loops they follow."""
     kept: dict[Copy, Kept] = {}
+    program = graph.program
     if not program.grid or program.grid[0].extent == const(1):
         return kept
     writers: dict[str, int] = {}
@@ -492,6 +492,8 @@ def _kept_copies(program: Program, in_place: dict[str, Operand]) -> dict[Copy, K
         if any(isinstance(load.source, Buffer) for position in copy.src.origin for load in loads(position)):
             continue
         if writers[buffer.name] > 1 or buffer.name in in_place or fastest in used or copy.dst.shape != buffer.shape:
+            continue
+        if not read_within(graph, buffer, used):
             continue
         index: Expr = const(0)
         count: Expr = const(1)

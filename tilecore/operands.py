@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from tilecore.addresses import Addresses, live_var
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Op, Var, const, variables
+from tilecore.contract.expr import Expr, Load, Op, Var, const, loads, variables
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import View
-from tilecore.graph import split_affine, tile_axes
+from tilecore.graph import read_within, split_affine, tile_axes
 from tilecore.infer import Plan
 from tilecore.ir import Buffer, Copy, Gemm, Tile
 from tilecore.loops import Memory, Operand
@@ -47,6 +47,10 @@ def operands_in_place(plan: Plan, addresses: Addresses) -> dict[str, Operand]:
             buffer.dtype, ()
         )
         whole = copy.dst.shape == buffer.shape and (buffer.dtype is copy.src.source.dtype or widened)
+        if any(isinstance(load.source, Buffer) for start in copy.src.origin for load in loads(start)):
+            continue  # where it begins may have changed when the product reads it
+        if not read_within(plan.graph, buffer, frozenset[Var]().union(*map(variables, copy.src.origin))):
+            continue  # read after the loop, as its last turn left it
         if writers[buffer.name] == 1 and buffer.name not in other_readers and whole and len(buffer.shape) == 2:
             operand = _in_place(copy, copy.src.source, buffer, plan, addresses)
             if operand:

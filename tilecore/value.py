@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tilecore.contract.dtype import DType, type_name
-from tilecore.contract.expr import Const, Expr, Load, Sym, Var, apply, cast, const, reinterpret, select, substitute
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, apply, cast, const, reinterpret, select, substitute
 from tilecore.contract.spec import Place
 from tilecore.errors import TileError, user_span
 
@@ -375,7 +375,14 @@ def index(value: object) -> Value:
         raise TileError(
             f"an index must be an integer, found {found.dtype}", user_span(), instead="T.cast(value, T.int64)"
         )
-    return convert(found, DType.I64)
+    return Value(_wide(found.expr), found.reads)
+
+
+def _wide(expr: Expr) -> Expr:
+    """An integer as i64, sums and products computed as such: start + 8 - start is 8 there, whatever an i32 holds."""
+    if isinstance(expr, Op) and expr.name in ("add", "sub", "mul") and expr.dtype is DType.I32:
+        return apply(expr.name, *map(_wide, expr.args), span=expr.span)
+    return expr if expr.dtype is DType.I64 else cast(expr, DType.I64, span=user_span())
 
 
 def extent(value: object) -> Expr:

@@ -350,7 +350,7 @@ def _check_tasks(checker: _Checker, target: Place, index: tuple[Expr, ...], wher
     """Every axis of the grid must be told apart by what is written, or tested by an `If` around it."""
     used = frozenset[Var]().union(*(variables(entry) for entry in index)) | where.tested
     for axis in checker.program.grid:
-        if axis.extent != const(1) and axis not in used:
+        if axis.extent not in (const(0), const(1)) and axis not in used:
             raise TileError(
                 f"every task of {axis.name} writes the same elements of {target.name}",
                 where.span,

@@ -17,7 +17,7 @@ from tilecore.ir import Program
 from tilecore.language import Handle, Value
 from tilecore.trace import trace
 
-SIZES = (1, 2, 3, 5, 7, 8, 11, 16, 17, 19, 33)
+SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 11, 16, 17, 19, 33)
 BLOCKS = (1, 3, 4, 5, 8, 16, 24)
 Rng = np.random.Generator
 
@@ -83,14 +83,15 @@ class _Writer:
         rng, (rows, columns) = self.rng, self.X.shape
         self.bm = int(rng.choice(BLOCKS))
         whole = isinstance(columns, int) and rng.random() < 0.5
-        self.bn = int(columns) if whole and isinstance(columns, int) else int(rng.choice(BLOCKS))
+        self.bn = max(1, int(columns)) if whole and isinstance(columns, int) else int(rng.choice(BLOCKS))
         steps = rng.integers(2, 8)
         with T.Kernel(T.ceildiv(rows, self.bm), T.ceildiv(columns, self.bn)) as (m, n):
             self.m, self.n = m, n
             self.load()
             moves: list[Callable[[], None]] = [
                 self.load, self.compute, self.compute, self.update, self.reduce, self.reduce, self.row, self.product,
-                self.second_product, self.branch, self.loop,
+                self.second_product, self.branch, self.loop, self.whole_numbers, self.narrow, self.running,
+                self.seen_otherwise, self.columns, self.turns, self.row_by_row, self.branches,
             ]  # fmt: skip
             for _ in range(steps):
                 moves[int(rng.integers(len(moves)))]()
@@ -184,6 +185,105 @@ class _Writer:
         for s in (T.unroll if isinstance(stop, int) and self.rng.random() < 0.3 else T.serial)(0, stop):
             for i, j in T.Parallel(self.bm, self.bn):
                 tile[i, j] = tile[i, j] * 0.5 + T.cast(s, T.float32) * 0.125
+
+    def whole_numbers(self) -> None:
+        """Integers that are exact on both sides, through operators on bits and a tile of their type."""
+        rng, dtype = self.rng, str(self.rng.choice(["int8", "int16", "int32", "int64", "uint8"]))
+        numbers, tile = T.alloc_fragment((self.bm, self.bn), dtype), self.tile()
+        shift, kind = int(rng.integers(1, 3)), int(rng.integers(5))
+        for i, j in T.Parallel(self.bm, self.bn):
+            v = T.cast(T.round(self.exact(i, j)), T.int32)
+            v = [v * 3 + 1, (v << shift) ^ 5, (v >> shift) | 2, (v + 7) % 5, (v - 3) // 4][kind]
+            numbers[i, j] = T.cast(T.abs(v) if dtype == "uint8" else v, dtype)
+        if rng.random() < 0.5:
+            total = T.alloc_fragment((self.bm,), "int32")
+            wide = T.alloc_fragment((self.bm, self.bn), "int32")
+            T.copy(numbers, wide)
+            T.reduce(wide, total, str(rng.choice(["sum", "max", "bitxor", "bitor"])), dim=1)
+            for i, j in T.Parallel(self.bm, self.bn):
+                tile[i, j] = T.cast(total[i] % 16, T.float32) * 0.0625
+        else:
+            for i, j in T.Parallel(self.bm, self.bn):
+                tile[i, j] = T.cast(numbers[i, j], T.float32) * 0.03125
+        self.tiles.append(tile)
+
+    def narrow(self) -> None:
+        """A tile of 16-bit floats that hold whole numbers."""
+        small, tile = T.alloc_shared((self.bm, self.bn), str(self.rng.choice(["float16", "bfloat16"]))), self.tile()
+        for i, j in T.Parallel(self.bm, self.bn):
+            small[i, j] = T.round(self.exact(i, j)) + 1.0
+        for i, j in T.Parallel(self.bm, self.bn):
+            small[i, j] = T.max(small[i, j], 0.0) * 2.0
+        if self.rng.random() < 0.5:
+            T.copy(small, tile)
+        else:
+            for i, j in T.Parallel(self.bm, self.bn):
+                tile[i, j] = T.cast(small[i, j], T.float32) * 0.0625
+        self.tiles.append(tile)
+
+    def exact(self, i: Value, j: Value) -> Value:
+        """A value of the data without an error of rounding."""
+        return T.cast(self.X[self.m * self.bm + i, self.n * self.bn + j], T.float32) * 4.0
+
+    def running(self) -> None:
+        rng, result = self.rng, self.tile()
+        (T.cumsum if rng.random() < 0.6 else T.cummax)(
+            self.pick(self.tiles), result, dim=int(rng.integers(2)), reverse=bool(rng.random() < 0.5)
+        )
+        for i, j in T.Parallel(self.bm, self.bn):
+            result[i, j] = T.tanh(result[i, j] * 0.125)
+        self.tiles.append(result)
+
+    def seen_otherwise(self) -> None:
+        source, tile, turned = self.pick(self.tiles), self.tile(), bool(self.rng.random() < 0.5)
+        flat = T.reshape(source, (self.bn, self.bm) if turned else (self.bm * self.bn,))
+        bits = T.view(source, dtype="int32")
+        for i, j in T.Parallel(self.bm, self.bn):
+            place = i * self.bn + j
+            other = flat[place // self.bm, place % self.bm] if turned else flat[place]
+            tile[i, j] = other * 0.5 + T.reinterpret(bits[i, j], T.float32) * 0.25
+        self.tiles.append(tile)
+
+    def columns(self) -> None:
+        source, tile, column = self.pick(self.tiles), self.tile(), T.alloc_fragment((self.bn,), T.float32)
+        T.reduce(source, column, str(self.rng.choice(["sum", "max", "min"])), dim=0)
+        for i, j in T.Parallel(self.bm, self.bn):
+            tile[i, j] = T.tanh(column[j] * 0.25) + source[i, j] * 0.5
+        self.tiles.append(tile)
+
+    def turns(self) -> None:
+        tile, count = self.pick(self.tiles), T.alloc_local((1,), "int32")
+        count[0] = T.cast(self.m % 3, T.int32)
+        with T.While(count[0] < int(self.rng.integers(1, 5))):
+            for i, j in T.Parallel(self.bm, self.bn):
+                tile[i, j] = tile[i, j] * 0.5 + T.cast(count[0], T.float32) * 0.125
+            count[0] = count[0] + 1
+
+    def row_by_row(self) -> None:
+        source, result = self.pick(self.tiles), T.alloc_fragment((self.bm,), T.float32)
+        for i in T.Parallel(self.bm):
+            result[i] = 0.25
+            for j in T.serial(int(self.rng.integers(2)), self.bn):
+                with T.If(source[i, j] > 0):
+                    result[i] = result[i] * 0.5 + source[i, j] * 0.25
+            result[i] = T.tanh(result[i])
+        self.rows.append(result)
+
+    def branches(self) -> None:
+        tile, deep = self.pick(self.tiles), bool(self.rng.random() < 0.5)
+        with T.If(self.m % 2 == 0):
+            with T.If(self.n > 0):
+                self.scale(tile, 0.5)
+            if deep:
+                with T.Else():
+                    for s in T.serial(T.min(self.n + 2, 3)):
+                        self.scale(tile, 0.75)
+                        with T.If(s == 1):
+                            self.scale(tile, -1.0)
+
+    def scale(self, tile: Handle, factor: float) -> None:
+        for i, j in T.Parallel(self.bm, self.bn):
+            tile[i, j] = tile[i, j] * factor
 
     def expression(self, i: Value, j: Value, level: int = 0) -> Value:
         """A random smooth value over one element of the block."""
