@@ -324,6 +324,10 @@ def _rows(draw: Draw) -> RowSpec:
     reductions = [one for one in steps if one.kind != "tile"]
     if reductions and draw.chance(0.3):
         results.append(_result(draw, "y2", (row,), draw.one(reductions).var * 1.0))
+    if draw.chance(0.3):
+        value = mixer.truth() if draw.chance(0.5) else mixer.integer(cast(mixer.load(), DType.I32))
+        place = Place(tensor("y3", value.dtype, row.extent, column.extent), (row, column), (row, column))  # type: ignore[arg-type]
+        results.append(Result(place, value))
     return RowSpec(tuple(mixer.inputs), row, column, tuple(steps), tuple(results))
 
 

@@ -147,6 +147,13 @@ def drawn(tensor: Tensor, shape: tuple[int, ...], rng: np.random.Generator) -> n
     return found
 
 
+def poisoned(tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    """NaN, or a number that no program gives often."""
+    if tensor.dtype.is_float:
+        return np.full(shape, math.nan, np.float32)
+    return np.full(shape, 77, tensor.dtype.row.numpy)
+
+
 def block_count(plan: KernelPlan | RowPlan, sizes: dict[str, int]) -> int:
     """Blocks of an emulated launch: all of a program over rows, else two, which take the tiles in turns."""
     if isinstance(plan, KernelPlan):
@@ -170,7 +177,7 @@ def test_random_regions_are_right_on_an_emulated_card(seeds: range, object_cache
         if sum(math.prod(shape_of(one, sizes)) for one in (*spec.inputs, *results)) > SMALL:
             continue
         arrays = {one.name: drawn(one, shape_of(one, sizes), rng).astype(TYPES[one.dtype]) for one in spec.inputs}
-        arrays |= {one.name: np.full(shape_of(one, sizes), math.nan).astype(TYPES[one.dtype]) for one in results}
+        arrays |= {one.name: poisoned(one, shape_of(one, sizes)).astype(TYPES[one.dtype]) for one in results}
         for source in sources:
             given = {one.name: arrays[one.name].reshape(shape_of(one, sizes)) for one in source.plan.pointers}
             emulate(source, given, sizes, object_cache, blocks=block_count(source.plan, sizes))
@@ -230,6 +237,9 @@ def launch_all(torch: Any, kernels: list[CudaKernel], arrays: dict[str, Any], si
 
 def faults(found: np.ndarray, expected: np.ndarray, tolerance: float) -> str:
     """What differs, if anything does: where there is NaN, where infinity, and numbers."""
+    if expected.dtype.kind in "iub":
+        different = int((found != expected).sum())
+        return f"integers of {different}" if different else ""
     finite = np.isfinite(expected)
     scale = math.sqrt(float(np.mean(expected[finite] ** 2))) if finite.any() else 1.0
     both = np.isfinite(found) & finite
@@ -260,7 +270,7 @@ def runs(torch: Any, found: RandomSpec, cache: Path, *, adapted: bool) -> Iterat
             first.view(-1)[int(rng.integers(first.numel()))] = math.nan
             first.view(-1)[int(rng.integers(first.numel()))] = math.inf
         for one in (*outputs_of(spec), *way.scratch):
-            arrays[one.name] = on_card(torch, one, np.full(shape_of(one, sizes), math.nan, np.float32))
+            arrays[one.name] = on_card(torch, one, poisoned(one, shape_of(one, sizes)))
         try:
             launch_all(torch, kernels, arrays, sizes)
         except CudaError as error:
