@@ -26,6 +26,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Load, Sym, Var, cast, const
 from tilecore.contract.spec import Place, Result, Spec, Step, View
+from tilecore.cuda.array import DeviceArray
 from tilecore.cuda.compile import CudaSource, candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan
@@ -332,6 +333,11 @@ def test_a_part_of_a_tensor_whose_last_tile_reads_beyond_it_is_refused() -> None
     with pytest.raises(CudaError, match="is a part of dim 1 of x and not a multiple of the tile's 64"):
         first(replace(spec, a=part, inputs=(wide.inputs[0], spec.inputs[1])))
     assert g.extent is not None
+
+
+def test_arrays_without_elements_are_dense_whatever_their_strides() -> None:
+    assert DeviceArray(0, 0, F32, (0, 4), (0, 0)).dense
+    assert not DeviceArray(0, 0, F32, (2, 4), (8, 1)).dense
 
 
 def test_extents_that_32_bits_do_not_count_are_refused() -> None:

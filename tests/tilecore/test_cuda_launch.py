@@ -169,3 +169,12 @@ def test_rows_that_are_not_aligned_are_refused_with_the_fix(tmp_path: Path) -> N
     kernel = Launcher(compile_cuda(spec, label="Kernel", cache_directory=tmp_path))
     with pytest.raises(CudaError, match=r"x has a pitch of 2002 bytes along dim 0: .* pad its rows to a multiple of 8"):
         kernel(found)
+
+
+def test_nothing_is_done_for_results_of_no_elements_and_nothing_summed_over_no_depth(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    rows = product_spec(ProductForm(Sym("M"), 64, 64))
+    assert launch(rows, tmp_path, torch, arrays(rows, torch, {"M": 0}))["y"].shape == (0, 64)
+    depth = product_spec(ProductForm(64, 64, Sym("K")))
+    with pytest.raises(CudaError, match=r"x is \[64, 0\]: it is empty, and nothing can be summed over it"):
+        launch(depth, tmp_path, torch, arrays(depth, torch, {"K": 0}))

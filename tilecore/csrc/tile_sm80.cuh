@@ -287,12 +287,6 @@ TILE_FN float element_bf16(const u32* words, int x) {
 TILE_FN float element_f16(const u32* words, int x) { return from_f16((u16)(words[x / 2] >> (x % 2 * 16))); }
 TILE_FN float element_f32(const u32* words, int x) { return __int_as_float(words[x]); }
 TILE_FN int element_i32(const u32* words, int x) { return (int)words[x]; }
-template <class Kind, int N>
-TILE_FN float joined_chains(float (&x)[N]) {
-  TILE_UNROLL for (int step = 1; step < N; step *= 2)
-    TILE_UNROLL for (int i = 0; i + step < N; i += 2 * step) x[i] = Kind::join(x[i], x[i + step]);
-  return x[0];
-}
 template <class Kind, int Lanes>
 TILE_FN float reduce_lanes(float x, float* scratch) {  // every thread of the row gets the result
   TILE_UNROLL for (int step = (Lanes < 32 ? Lanes : 32) / 2; step; step /= 2)
@@ -300,9 +294,8 @@ TILE_FN float reduce_lanes(float x, float* scratch) {  // every thread of the ro
   if constexpr (Lanes > 32) {
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
-    float warps[Lanes / 32];
-    TILE_UNROLL for (int warp = 0; warp < Lanes / 32; warp++) warps[warp] = scratch[warp];
-    x = joined_chains<Kind>(warps);
+    x = scratch[0];
+    TILE_UNROLL for (int warp = 1; warp < Lanes / 32; warp++) x = Kind::join(x, scratch[warp]);
   }
   return x;
 }

@@ -41,7 +41,9 @@ class DeviceArray:
 
     @property
     def dense(self) -> bool:
-        """Row-major without gaps."""
+        """Row-major without gaps, as arrays of no elements are, whatever their strides."""
+        if 0 in self.shape:
+            return True
         expected = 1
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if extent != 1 and stride != expected:

@@ -13,7 +13,6 @@ from tilecore.cuda.row_plan import RUN, WORD, Fetch, RowPlan, canonical, run_of
 from tilecore.cuda.values import HALVES, STORAGE, Values, dim, held, literal, pointer, stored
 from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store
 
-CHAINS = 4  # that a thread's part of a reduction is, since each step waits for the one before it
 CACHED = 1 << 25  # bytes of a tensor of which the next kernel finds something in the cache
 LOOP = "TILE_UNROLL for (int x = 0; x < {count}; x++) {{"
 
@@ -231,14 +230,12 @@ class _Rows:
         spot = f"scratch + {32 * self.reductions}" if plan.lanes > 32 else "nullptr"
         self.reductions += 1
         joined = "all" if stmt.clear else f"{kind}::join({target.name}, all)"
-        chains = min(CHAINS, self.count)
         return [
             "{",
-            f"  float chain[{chains}] = {{{', '.join([neutral] * chains)}}};",
+            f"  float all = {neutral};",
             "  " + LOOP.format(count=self.count),
-            f"    {guard}chain[x % {chains}] = {kind}::join(chain[x % {chains}], {source.name}[x]);",
+            f"    {guard}all = {kind}::join(all, {source.name}[x]);",
             "  }",
-            f"  float all = joined_chains<{kind}>(chain);",
             f"  all = reduce_lanes<{kind}, {plan.lanes}>(all, {spot});",
             f"  {target.name} = {joined};",
             "}",

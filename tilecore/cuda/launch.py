@@ -158,6 +158,11 @@ class Launcher:
                 if not array.dense:
                     raise CudaError(f"{plan.tensor.name} has strides {array.strides}; levels are read dense")
                 array = replace(array, shape=plan.shape, strides=(plan.shape[1], 1))
+            if 0 in array.shape:
+                shape = list(array.shape)
+                raise CudaError(
+                    f"{plan.tensor.name} is {shape}: it is empty, and nothing can be summed over it on a card"
+                )
             pitches = tuple(stride * size for stride in array.strides[:-1])
             for dim, pitch in enumerate(pitches):
                 if array.shape[dim] > 1 and pitch % PITCH:
