@@ -7,7 +7,7 @@ import tilecore.language as T
 def double(A: T.Tensor((T.dynamic("n"),), "float32"), B: T.Tensor((T.dynamic("n"),), "float32")): ...
 """
 
-from tilecore import layout
+from tilecore import layout, math
 from tilecore.call import KernelError
 from tilecore.contract.dtype import DType
 from tilecore.errors import TileError
@@ -27,6 +27,7 @@ __all__ = [
     "compile",
     "jit",
     "layout",
+    "math",
 ]
 
 

@@ -253,6 +253,52 @@ def check_two_grids(kernel: Any, rng: np.random.Generator) -> None:
     near(made(q, k, v), wanted, error=4e-3)
 
 
+def check_masked_blocks(kernel: Any, rng: np.random.Generator) -> None:
+    a, b, mask = halves(rng, 64, 96), halves(rng, 96, 64), rng.random((2, 2, 3)) < 0.5
+    sizes = {"block_M": 32, "block_N": 32, "block_K": 32, "num_stages": 1, "thread_num": 128}
+    found = kernel(a, b, mask, **sizes, enable_rasteration=True)
+    kept = mask.repeat(32, 0).repeat(32, 1).repeat(32, 2)
+    near(found, np.einsum("mk,kn,mnk->mn", wide(a), wide(b), kept), error=2e-3)
+
+
+def check_streams(kernel: Any, rng: np.random.Generator) -> None:
+    m, n, k, tasks, steps, tiles = 96, 128, 64, 5, 4, 24
+    first = tiles % tasks + tasks
+    kernel.original.__globals__.update(
+        streamk_programs=tasks, total_sm=tasks, iters_per_tile=steps, streamk_full_tiles=first * steps // tasks,
+        streamk_partial_tiles=first * steps % tasks, sm_patition_factor=(tiles - first) // tasks,
+    )  # fmt: skip
+    a, b, found = halves(rng, m, k), halves(rng, n, k), np.zeros((m, n), np.float32)
+    kernel(a, b, found, first, 16, 32, 16, False, True, "float16", "float32", "float32", 1, 128)
+    near(found, wide(a) @ wide(b).T, error=1e-5)
+
+
+def check_decode_with_maxima(kernel: Any, rng: np.random.Generator) -> None:
+    starts, q = np.array([0, 33, 97], np.int32), halves(rng, 2, 8, 32)
+    k, v = (halves(rng, 97, 2, 32) for _ in range(2))
+    made = kernel(2, 8, 2, 64, 97, 32, False, block_N=16, block_H=16)
+    found, maxima = made(q, k, v, starts, np.zeros(8, np.float32))
+    for b in range(2):
+        keys, values = (x[starts[b] : starts[b + 1]].swapaxes(0, 1).repeat(4, 0) for x in (k, v))
+        near(found[b], attend(q[b][:, None], keys, values)[:, 0], error=2e-3)
+        weights = softmax(np.einsum("hd,hkd->hk", wide(q[b]), wide(keys)) / np.sqrt(32))
+        whole = keys.shape[1] // 16
+        near(maxima[b, :, :whole], weights[:, : whole * 16].reshape(8, whole, 16).max(-1), error=2e-3)
+
+
+def check_chosen_blocks(kernel: Any, rng: np.random.Generator) -> None:
+    q, chosen = halves(rng, 1, 64, 4, 32), np.full((1, 64, 2, 3), 4, np.int32)
+    k, v = (halves(rng, 1, 64, 2, 32) for _ in range(2))
+    seen = np.zeros((4, 64, 64), bool)
+    for t, h in np.ndindex(64, 2):
+        blocks = sorted({t // 16, *rng.integers(0, t // 16 + 1, 2).tolist()})
+        chosen[0, t, h, : len(blocks)] = blocks
+        seen[2 * h : 2 * h + 2, t] = np.isin(np.arange(64) // 16, blocks) & (np.arange(64) <= t)
+    found = kernel(q, k, v, chosen, dim=32, is_causal=True, block_size=16, groups=2, selected_blocks=3)
+    turned = [x[0].swapaxes(0, 1).repeat(4 // x.shape[2], 0) for x in (q, k, v)]
+    near(found[0].swapaxes(0, 1), attend(turned[0], turned[1], turned[2], seen), error=2e-3)
+
+
 def check_linear(kernel: Any, rng: np.random.Generator) -> None:
     q, k, v = (halves(rng, 1, 128, 2, 64) for _ in range(3))
     out = np.zeros((1, 128, 2, 64), np.float32)
@@ -338,6 +384,14 @@ EXAMPLES = (
     Example("mha_sink_fwd", "attention.with_sinks", "attention_sink/example_mha_sink_fwd_bhsd.flashattn", check_sinks),
     Example("gqa_decode", "attention.decode", "flash_decoding/example_gqa_decode.flashattn", check_decode),
     Example("mha_inference", "attention.two_grids", "flash_decoding/example_mha_inference.flashattn", check_two_grids),
+    Example("gqa_decode_varlen_logits", "attention.decode_with_maxima",
+            "flash_decoding/example_gqa_decode_varlen_logits.flashattn", check_decode_with_maxima),
+    Example("nsa_fwd", "attention.chosen_blocks", "deepseek_nsa/example_tilelang_nsa_fwd.native_sparse_attention",
+            check_chosen_blocks),
+    Example("blocksparse_gemm", "products.masked_blocks",
+            "blocksparse_gemm/example_blocksparse_gemm.blocksparse_matmul", check_masked_blocks),
+    Example("gemm_streamk", "products.streams_of_depth",
+            "gemm_streamk/example_tilelang_gemm_streamk.tl_matmul_streamk", check_streams),
     Example("linear_attn_fwd", "recurrences.linear",
             "linear_attention/example_linear_attn_fwd.tl_fused_chunk_fwd_kernel", check_linear),
     Example("retention_fwd", "recurrences.retention",

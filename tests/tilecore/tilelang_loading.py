@@ -14,7 +14,8 @@ from types import ModuleType
 OURS = {"tilelang": "tilecore", "tilelang.language": "tilecore.language", "tvm.tirx": "tilecore.language"}
 FROM = {
     ("tilelang.autotuner", "*"): ("tilecore", "autotune"), ("tilelang.autotuner", "autotune"): ("tilecore", "autotune"),
-    ("tilelang", "jit"): ("tilecore", "jit"), ("tvm", "tirx"): ("tilecore", "language"),
+    ("tilelang", "jit"): ("tilecore", "jit"), ("tilelang", "language"): ("tilecore", "language"),
+    ("tvm", "tirx"): ("tilecore", "language"),
 }  # fmt: skip
 
 

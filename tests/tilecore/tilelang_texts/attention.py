@@ -330,3 +330,95 @@ def two_grids(batch, heads, seqlen_q, seqlen_kv, dim, is_causal, block_M, block_
             T.copy(sums, Output[b, x * block_M : (x + 1) * block_M, h, :], disable_tma=True)
 
     return main
+
+
+@tilelang.jit(out_idx=[-2, -1])
+def decode_with_maxima(
+    batch, heads, k_heads, max_seqlen_kv, total_seqlen_k, dim, has_sink, block_N=64, block_H=64, num_split=1,
+    num_stages=1, threads=128,
+):  # fmt: skip
+    """One query per sequence; beside its output, the largest weight of every block of keys."""
+    scale, dtype, parts = dim**-0.5 * LOG2E, T.float16, -(-max_seqlen_kv // block_N)
+    shared = min(block_H, heads // k_heads)
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor([batch, heads, dim], dtype),
+        K: T.Tensor([total_seqlen_k, k_heads, dim], dtype),
+        V: T.Tensor([total_seqlen_k, k_heads, dim], dtype),
+        starts: T.Tensor([batch + 1], T.int32),
+        sinks: T.Tensor([heads], T.float32),
+        Output: T.Tensor([batch, heads, dim], dtype),
+        S: T.Tensor([batch, heads, parts], dtype),
+    ):
+        with T.Kernel(batch, heads // shared, num_split, threads=threads) as (b, h, _):
+            q, out = T.alloc_shared([block_H, dim], dtype), T.alloc_fragment([block_H, dim], T.float32)
+            k, v = T.alloc_shared([block_N, dim], dtype), T.alloc_shared([block_N, dim], dtype)
+            s, p = T.alloc_fragment([block_H, block_N], T.float32), T.alloc_fragment([block_H, block_N], dtype)
+            top, before, rescale, part, total = (T.alloc_fragment([block_H], T.float32) for _ in range(5))
+            tops, final = T.alloc_shared([block_H, parts], T.float32), T.alloc_shared([shared, dim], dtype)
+            group, start, length = h // (heads // k_heads // shared), starts[b], starts[b + 1] - starts[b]
+            T.copy(Q[b, h * shared : h * shared + block_H, :], q)
+            T.clear(out)
+            T.clear(total)
+            T.fill(top, -T.infinity(T.float32))
+            T.fill(tops, -T.infinity(T.float32))
+            for n in T.Pipelined(T.ceildiv(length, block_N), num_stages=num_stages):
+                T.copy(K[start + n * block_N : start + (n + 1) * block_N, group, :], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(block_H, block_N):
+                    s[i, j] = T.if_then_else(n * block_N + j < length, s[i, j], -T.infinity(T.float32))
+                T.reduce_max(s, part, dim=1)
+                T.copy(part, tops[:, n])
+                soften(s, p, out, top, before, rescale, part, total, scale, block_H, block_N, dim)
+                T.copy(V[start + n * block_N : start + (n + 1) * block_N, group, :], v)
+                T.gemm(p, v, out)
+            if has_sink:
+                for i in T.Parallel(block_H):
+                    total[i] += sinks[h * shared + i]
+            for i, j in T.Parallel(block_H, dim):
+                out[i, j] /= total[i]
+            for i, n in T.Parallel(block_H, parts):
+                tops[i, n] = T.exp2((tops[i, n] - top[i]) * scale) / total[i]
+            T.copy(out[:shared, :], final)
+            T.copy(final, Output[b, h * shared : (h + 1) * shared, :])
+            T.copy(tops[:shared, :], S[b, h * shared : (h + 1) * shared, :])
+
+    return main
+
+
+@tilelang.jit
+def chosen_blocks(Q, K, V, BlockIndices, dim, is_causal, scale=None, block_size=64, groups=1, selected_blocks=16):
+    """Every query reads the blocks of keys that its indices name; a head of keys serves `groups` heads of queries."""
+    batch, heads, seq_len = T.const("batch, heads, seq_len")
+    kv, width, rate = heads // groups, tilelang.math.next_power_of_2(dim), (scale or dim**-0.5) * LOG2E
+    Q: T.Tensor([batch, seq_len, heads, dim], T.float16)
+    K: T.Tensor([batch, seq_len, kv, dim], T.float16)
+    V: T.Tensor([batch, seq_len, kv, dim], T.float16)
+    BlockIndices: T.Tensor([batch, seq_len, kv, selected_blocks], T.int32)
+    Output = T.empty([batch, seq_len, heads, dim], T.float16)
+    with T.Kernel(seq_len, batch * kv, threads=32) as (t, bh):
+        b, h = bh // kv, bh % kv
+        q, out = T.alloc_shared([groups, width], T.float16), T.alloc_fragment([groups, width], T.float32)
+        k, v = T.alloc_shared([block_size, width], T.float16), T.alloc_shared([block_size, width], T.float16)
+        s = T.alloc_fragment([groups, block_size], T.float32)
+        p = T.alloc_fragment([groups, block_size], T.float16)
+        top, before, rescale, part, total = (T.alloc_fragment([groups], T.float32) for _ in range(5))
+        T.copy(Q[b, t, h * groups : (h + 1) * groups, :], q)
+        T.clear(out)
+        T.clear(total)
+        T.fill(top, -T.infinity(T.float32))
+        for n in T.Pipelined(selected_blocks, num_stages=2):
+            start = BlockIndices[b, t, h, n] * block_size
+            if start <= t and start >= 0:
+                T.copy(K[b, start : start + block_size, h, :], k)
+                for i, j in T.Parallel(groups, block_size):
+                    s[i, j] = T.if_then_else(is_causal and t < start + j, -T.infinity(s.dtype), 0)
+                T.gemm(q, k, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                soften(s, p, out, top, before, rescale, part, total, rate, groups, block_size, width)
+                T.copy(V[b, start : start + block_size, h, :], v)
+                T.gemm(p, v, out, policy=T.GemmWarpPolicy.FullRow)
+        for i, j in T.Parallel(groups, width):
+            out[i, j] /= total[i]
+        T.copy(out, Output[b, t, h * groups : (h + 1) * groups, :])
+    return Output

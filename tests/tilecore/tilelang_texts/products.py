@@ -139,3 +139,82 @@ def bytes_by_nibbles(M, N, K, in_dtype, out_dtype, accum_dtype, block_m=32, bloc
             T.copy(total, Ct[bx * block_n : (bx + 1) * block_n, by * block_m : (by + 1) * block_m])
 
     return main
+
+
+@tilelang.jit
+def masked_blocks(A, B, BlockMask, block_M, block_N, block_K, num_stages, thread_num, enable_rasteration):
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K), T.float16)
+    B: T.Tensor((K, N), T.float16)
+    BlockMask: T.Tensor((M // block_M, N // block_N, K // block_K), "bool")
+    C = T.empty((M, N), T.float16)
+    with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=thread_num) as (n, m):
+        a, b = T.alloc_shared((block_M, block_K), T.float16), T.alloc_shared((block_K, block_N), T.float16)
+        c = T.alloc_fragment((block_M, block_N), T.float32)
+        T.use_swizzle(panel_size=8, enable=enable_rasteration)
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(K, block_K), num_stages=num_stages):
+            if BlockMask[m, n, k]:
+                T.copy(A[m * block_M, k * block_K], a)
+                T.copy(B[k * block_K, n * block_N], b)
+                T.gemm(a, b, c)
+        T.copy(c, C[m * block_M, n * block_N])
+    return C
+
+
+streamk_programs = total_sm = iters_per_tile = streamk_full_tiles = streamk_partial_tiles = sm_patition_factor = 1
+
+
+@tilelang.jit
+def streams_of_depth(
+    A,
+    B,
+    C,
+    streamk_tiles,
+    block_M,
+    block_N,
+    block_K,
+    trans_A,
+    trans_B,
+    dtypeAB,
+    dtypeC,
+    accum_dtype,
+    num_stages,
+    threads,
+):
+    """Tasks share the depth of the first tiles, step by step, and take whole tiles after them."""
+    M, N, K = T.const("M, N, K")
+    A: T.Tensor((M, K), dtypeAB)
+    B: T.Tensor((N, K), dtypeAB)
+    C: T.Tensor((M, N), dtypeC)
+    with T.Kernel(streamk_programs, threads=threads) as task:
+        a, b = T.alloc_shared((block_M, block_K), dtypeAB), T.alloc_shared((block_N, block_K), dtypeAB)
+        whole_a, whole_b = T.alloc_shared((block_M, block_K), dtypeAB), T.alloc_shared((block_N, block_K), dtypeAB)
+        c = T.alloc_fragment((block_M, block_N), accum_dtype)
+        first, last = T.alloc_local((1,), T.int32), T.alloc_local((1,), T.int32)
+        first[0] = task * streamk_full_tiles + T.min(task, streamk_partial_tiles)
+        end = (task + 1) * streamk_full_tiles + T.min(task + 1, streamk_partial_tiles)
+        while first[0] < end:
+            last[0] = T.min(first[0] + (iters_per_tile - first[0] % iters_per_tile), end)
+            tile, done = first[0] // iters_per_tile, first[0] % iters_per_tile
+            m, n = tile // T.ceildiv(N, block_N), tile % T.ceildiv(N, block_N)
+            T.clear(c)
+            for k in T.Pipelined(last[0] - first[0], num_stages=num_stages):
+                T.copy(A[m * block_M, (k + first[0] % iters_per_tile) * block_K], a)
+                T.copy(B[n * block_N, (k + first[0] % iters_per_tile) * block_K], b)
+                T.gemm(a, b, c, transpose_B=trans_B)
+            if done == 0 and last[0] % iters_per_tile == 0:
+                T.copy(c, C[m * block_M, n * block_N])
+            else:
+                for i, j in T.Parallel(block_M, block_N):
+                    T.atomic_add(C[m * block_M + i, n * block_N + j], c[i, j])
+            first[0] = last[0]
+        for turn in T.serial(sm_patition_factor):
+            tile = task + streamk_tiles + turn * total_sm
+            m, n = tile // T.ceildiv(N, block_N), tile % T.ceildiv(N, block_N)
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, block_K), num_stages=1):
+                T.copy(A[m * block_M, k * block_K], whole_a)
+                T.copy(B[n * block_N, k * block_K], whole_b)
+                T.gemm(whole_a, whole_b, c, transpose_B=trans_B)
+            T.copy(c, C[m * block_M, n * block_N])
