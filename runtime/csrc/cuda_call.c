@@ -277,7 +277,8 @@ static OrtStatus* launch_one(const session* of, tile_card* card, const tile_cuda
     }
     if (launch->counters > 0) {
         const void* workspace = all->at[launch->pointers[launch->n_pointers - 1]];
-        CU_TRY(of, cuMemsetD32Async((uintptr_t)workspace, 0, (size_t)(tiles * launch->counters), stream));
+        CU_TRY(of, cuMemsetD2D32Async((uintptr_t)workspace, (size_t)launch->tile_words * sizeof(uint32_t), 0,
+                                      (size_t)launch->counters, (size_t)tiles, stream));
     }
     const int64_t running = launch->blocks > 0 && tiles > at->room ? at->room : tiles;
     const uint32_t blocks = (uint32_t)running * launch->cluster;

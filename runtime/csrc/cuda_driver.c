@@ -18,7 +18,7 @@ static const char* const names[] = {
     "cuGetErrorString",     "cuCtxGetCurrent",  "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
     "cuCtxGetDevice",       "cuStreamGetCtx",   "cuDeviceGetAttribute", "cuDeviceGetName",
     "cuModuleLoadData",     "cuModuleUnload",   "cuModuleGetFunction", "cuFuncSetAttribute",
-    "cuOccupancyMaxActiveClusters", "cuTensorMapEncodeTiled", "cuMemsetD32Async", "cuLaunchKernelEx",
+    "cuOccupancyMaxActiveClusters", "cuTensorMapEncodeTiled", "cuMemsetD2D32Async", "cuLaunchKernelEx",
 };
 
 _Static_assert(sizeof names / sizeof names[0] == sizeof driver / sizeof(void*), "a name per function");

@@ -68,7 +68,8 @@ typedef struct cu_driver {
     cu_result (*cuTensorMapEncodeTiled)(cu_tensor_map* map, int type, uint32_t rank, void* address,
                                         const uint64_t* dims, const uint64_t* pitches, const uint32_t* box,
                                         const uint32_t* steps, int interleave, int swizzle, int promotion, int fill);
-    cu_result (*cuMemsetD32Async)(uintptr_t address, uint32_t word, size_t words, cu_stream stream);
+    cu_result (*cuMemsetD2D32Async)(uintptr_t address, size_t pitch, uint32_t word, size_t words, size_t rows,
+                                    cu_stream stream);
     cu_result (*cuLaunchKernelEx)(const cu_launch* launch, cu_function function, void** arguments, void** extra);
 } cu_driver;
 

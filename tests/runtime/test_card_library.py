@@ -200,7 +200,7 @@ def test_counters_of_tasks_that_share_a_result_are_cleared_before_every_launch(c
     tasks = 3 * 2 * plan.split.tasks
     log = [line for line in found["log"] if line.startswith(("set ", "launch "))]
     for place, (cleared, launch) in zip((0x3000000, 0x3100000), (log[:2], log[2:]), strict=True):
-        assert cleared == f"set {place:x} to 0 words {tasks} stream c5"
+        assert cleared == f"set {place:x} to 0 words 32 rows {tasks} pitch {4 * plan.task_words} stream c5"
         assert f" grid {min(tasks, 132)} 1 1 " in launch
         assert launch.endswith(f" {place:x} 3")
 

@@ -9,7 +9,7 @@ import pytest
 from cuda_arrays import arrays, error, launch
 from cuda_specs import BF16, F16, F32, AttentionForm, ProductForm, attention_spec, product_spec, tensor
 
-from tilecore.contract.expr import Expr, Load, Var, binary, cast, const, select
+from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, select
 from tilecore.contract.spec import AttentionSpec, Place, Product, Result, View
 from tilecore.cuda.compile import compile_cuda
 from tilecore.cuda.launch import Launcher
@@ -105,6 +105,21 @@ def test_parts_of_the_keys_may_have_none_that_counts(kept: tuple[int, int], tmp_
     found["flags"] = ((at >= kept[0]) & (at < kept[1])).expand(2, 4000).contiguous()
     launch(spec, tmp_path, torch, found)
     check(found["o"], decoded(found, torch, found["flags"]))
+
+
+def test_batches_of_other_sizes_leave_the_counters_of_each_other_alone(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    spec = attention_spec(AttentionForm(Sym("B"), 8, 1, 3000, 128, F16, groups=4))
+    kernel = compile_cuda(spec, label="Kernel", cache_directory=tmp_path)
+    assert kernel.plan.workspace is not None
+    run = Launcher(kernel)
+    given = {batch: arrays(spec, torch, {"B": batch}) for batch in (1, 2, 3, 9)}
+    for batch in (9, 1, 3, 9, 2, 1, 9, 3, 2, 9):
+        found = given[batch]
+        found["o"].fill_(math.nan)
+        run(found, stream=torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        check(found["o"], decoded(found, torch))
 
 
 def test_tasks_apart_give_the_same_bits_on_streams_and_in_graphs_beside_each_other(tmp_path: Path) -> None:

@@ -37,7 +37,10 @@ typedef struct tile_cuda_launch {
     uint32_t cluster;      /* blocks that share a tile */
     uint32_t shared_bytes; /* of dynamic shared memory */
     int32_t blocks;        /* that share a processor and take tile after tile; 0: a block per tile */
-    int32_t counters;      /* words of each tile at the start of the last pointer's tensor that must be 0; scratch, if any */
+    /* Of each tile's words in the last pointer's tensor, which is scratch: how many at their start must be 0, and how many
+     * there are; 0: none. */
+    int32_t counters;
+    int32_t tile_words;
     int32_t n_maps;
     int32_t n_pointers;
     int32_t n_symbols;

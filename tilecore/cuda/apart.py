@@ -2,16 +2,25 @@
 
 Comes in: a split with a state, and what the program does from its first join on. Goes out: text. Every task leaves its
 state in memory; the last one to arrive goes through the parts, in the same order whoever it is, and does what the first
-task would. A counter per result says who is last, and is 0 again after it.
+task would. A counter per result says who is last, and is 0 again after it. Where a result's counter and states lie does
+not depend on how many results there are, so that launches of other sizes leave it 0 as well.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tilecore.cuda.joins import REDUCTIONS, WARP_ROWS, Split, element_index, joined_words, word_loop, words_of
+from tilecore.cuda.joins import (
+    COUNTER_WORDS,
+    REDUCTIONS,
+    WARP_ROWS,
+    Split,
+    element_index,
+    joined_words,
+    word_loop,
+    words_of,
+)
 from tilecore.cuda.roles import Roles
 from tilecore.ir import Buffer, Join, Stmt
 
-WORD_ROUND = 32  # words of which what tasks leave begins at a multiple, after counters
 MOST_WORDS = 180  # of a thread that goes through parts: of sums, and of parts that are under way together
 WARPGROUP = 128
 STARTS = {"sum": "0.0f", "max": "-TILE_INF", "fmax": "-TILE_INF", "min": "TILE_INF", "prod": "1.0f"}
@@ -26,14 +35,13 @@ def apart_text(
     """
     axis, threads = split.axis, split.groups[0].threads
     assert axis is not None
-    task = f"{split.tasks} * consumers"
     lines = [
-        f"const i64 counted = (tiles * {task} + {WORD_ROUND - 1}) / {WORD_ROUND} * {WORD_ROUND};",
-        f"float* const parts = (float*)workspace + counted + ((i64)t * {task} + warpgroup) * {split.words};",
+        f"u32* const room = workspace + (i64)t * {split.tasks} * {split.task_words(roles.consumers)};",
+        f"float* const parts = (float*)room + {COUNTER_WORDS} + warpgroup * {split.words};",
         f"if (thread < {threads}) {{",
         *("  " + line for line in _state_text(split, roles, "part_write({at}, {element});", "thread")),
         "}",
-        f"if (all_arrived(workspace + t * consumers + warpgroup, {split.tasks}, 5 + warpgroup)) {{",
+        f"if (all_arrived(room + warpgroup, {split.tasks}, 5 + warpgroup)) {{",
     ]
     inner = _held(split, roles)
     between: list[Stmt] = []
@@ -96,7 +104,7 @@ def _state_text(split: Split, roles: Roles, form: str, thread: str, joined: Sequ
     group = split.groups[0]
     words = 0
     for buffer, count in split.state:
-        task = f"(i64){split.axis.name} * consumers * {split.words}"
+        task = f"(i64){split.axis.name} * {split.task_words(roles.consumers)}"
         at = f"parts + {task} + ({words} + x) * {group.threads} + {thread}"
         if buffer not in joined:
             element = f"{buffer.name}[{element_index(buffer, group, roles)}]"

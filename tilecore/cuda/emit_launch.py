@@ -15,6 +15,7 @@ from tilecore.cuda.adapt import SIZES
 from tilecore.cuda.compile import CudaKernel
 from tilecore.cuda.driver import MAP_TYPES, PROMOTIONS, swizzle_of
 from tilecore.cuda.errors import CudaError
+from tilecore.cuda.joins import COUNTER_WORDS
 from tilecore.cuda.kernel import KernelPlan, MapPlan
 from tilecore.cuda.row_plan import RowPlan
 from tilecore.emit_host import size_text
@@ -122,14 +123,14 @@ def _launch(
     lines += _function(f"void dims_{number}(const int64_t* symbols, int32_t map, uint64_t* dims)", body, names)
     blocks = plan.blocks if isinstance(plan, KernelPlan) else 0
     counts = f"{len(plan.maps)}, {len(pointers)}, {len(plan.symbols)}"
-    counters = plan.counters if isinstance(plan, KernelPlan) else 0
+    counted = (COUNTER_WORDS, plan.task_words) if isinstance(plan, KernelPlan) and plan.split.apart else (0, 0)
     tables = ", ".join(
         f"{name}_{number}" if some else "NULL"
         for name, some in (("maps", plan.maps), ("pointers", pointers), ("symbols", plan.symbols))
     )
     row = (
         f'{{"{kernel.name}", image_{number}, {plan.threads}, {plan.cluster}, {plan.shared_bytes}, {blocks}, '
-        f"{counters}, {counts}, {tables}, tiles_{number}, dims_{number}}}"
+        f"{counted[0]}, {counted[1]}, {counts}, {tables}, tiles_{number}, dims_{number}}}"
     )
     return lines, row
 

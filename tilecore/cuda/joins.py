@@ -17,6 +17,7 @@ from tilecore.ir import Buffer, Copy, Fill, For, If, Join, Parallel, Stmt, Store
 
 WARP_ROWS, HALF_ROWS = 16, 8  # of a fragment: rows of a warp, and of each half of its elements
 MAX_CLUSTER, MOST_APART = 16, 128  # tasks of a split
+COUNTER_WORDS = 32  # in front of every task's state; the first task's count the others
 REDUCTIONS = {"sum": "Sum", "max": "Max", "fmax": "Fmax", "min": "Min", "prod": "Prod"}
 
 
@@ -63,6 +64,10 @@ class Split:
     def words(self) -> int:
         """That a task's warpgroup leaves."""
         return sum(count for _, count in self.state) * self.groups[0].threads
+
+    def task_words(self, consumers: int) -> int:
+        """Words of a task in the workspace."""
+        return COUNTER_WORDS + consumers * self.words
 
 
 def plan_split(roles: Roles, *, apart: bool = False) -> Split:

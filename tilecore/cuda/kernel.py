@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Op, Sym, Var, binary, const, loads, symbols, variables
+from tilecore.contract.expr import Expr, Load, Op, Sym, Var, const, loads, symbols, variables
 from tilecore.contract.spec import Place, Tensor, View
-from tilecore.cuda.apart import WORD_ROUND
 from tilecore.cuda.beside import elements_beside
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.joins import Split, plan_split
@@ -181,21 +180,20 @@ class KernelPlan:
         return self.program.grid if self.split.apart else self.tile_axes
 
     @property
-    def counters(self) -> int:
-        """Words at the start of the workspace for every task, of which the launch before has left zeros."""
-        return self.roles.consumers if self.split.apart else 0
+    def task_words(self) -> int:
+        """Words of a task in the workspace: counters, which are 0 before and after every launch, then its state."""
+        return self.split.task_words(self.roles.consumers) if self.split.apart else 0
 
     @property
     def workspace(self) -> Tensor | None:
-        """What tasks that run apart leave to whoever comes last: counters, then the state of every task."""
+        """What tasks that run apart leave to whoever comes last."""
         if not self.split.apart:
             return None
-        tasks: Expr = const(self.counters)
+        words: Expr = const(self.task_words)
         for axis in self.task_axes:
             assert axis.extent is not None
-            tasks = tasks * axis.extent
-        counters = binary("floordiv", tasks + (WORD_ROUND - 1), const(WORD_ROUND)) * const(WORD_ROUND)
-        return Tensor("workspace", DType.F32, (counters + tasks * const(self.split.words),))
+            words = words * axis.extent
+        return Tensor("workspace", DType.F32, (words,))
 
     @property
     def shared_bytes(self) -> int:

@@ -35,7 +35,7 @@ RESERVED = frozenset({
     "free_slot", "group_row", "head", "joined", "lane", "last", "left", "once", "own", "own_column", "own_row", "pair",
     "part", "phase", "row", "row_slot", "shared", "slot", "spot", "staged", "staging", "strip", "thread", "tiles",
     "turn", "unit", "unit_column", "unit_row", "warp", "warp_row", "warpgroup", "written", "x", "y", "float", "int",
-    "const", "counted", "held", "parts", "task", "workspace",
+    "const", "held", "parts", "room", "task", "workspace",
 })  # fmt: skip  # what generated kernels call things of their own
 
 

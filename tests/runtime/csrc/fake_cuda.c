@@ -77,8 +77,9 @@ VISIBLE int cuTensorMapEncodeTiled(uint64_t* map, int type, uint32_t rank, void*
     map[0] = number++;
     return 0;
 }
-VISIBLE int cuMemsetD32Async(uintptr_t address, unsigned word, size_t words, uintptr_t stream) {
-    note("set %lx to %u words %lu stream %lx\n", (long)address, word, (unsigned long)words, (long)stream);
+VISIBLE int cuMemsetD2D32Async(uintptr_t address, size_t pitch, unsigned word, size_t words, size_t rows, uintptr_t stream) {
+    note("set %lx to %u words %lu rows %lu pitch %lu stream %lx\n", (long)address, word, (unsigned long)words,
+         (unsigned long)rows, (unsigned long)pitch, (long)stream);
     return 0;
 }
 /* CUlaunchAttribute and CUlaunchConfig, as far as they are used. */
