@@ -126,7 +126,7 @@ def tasks_meet(index: Index, task: Var, points: tuple[Var, ...]) -> bool:
     They do where the index is the same for both, or where a step along one of `points`, which appears in the same entry
     only, is as long as the step from one task to the next.
     """
-    if task.extent == Const(1, task.dtype):
+    if task.extent in (Const(0, task.dtype), Const(1, task.dtype)):
         return False
     moved = [entry for entry in index if task in variables(entry)]
     numbers: list[dict[Expr, Expr]] = [{task: Const(number, task.dtype)} for number in (0, 1)]

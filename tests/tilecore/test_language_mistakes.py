@@ -125,6 +125,16 @@ def test_tasks_that_a_bound_keeps_apart_are_no_mistake() -> None:
     trace(kernel)
 
 
+@pytest.mark.parametrize("tasks", [0, 1])
+def test_tasks_that_are_none_or_one_meet_nobody(tasks: int) -> None:
+    def kernel(A: Tensor((8,)), C: Tensor((8,))) -> None:  # type: ignore[valid-type]
+        with T.Kernel(tasks) as _:
+            for i in T.Parallel(8):
+                C[i] = A[i]
+
+    trace(kernel)
+
+
 def test_a_name_that_is_not_there_is_an_attribute_that_is_not_there() -> None:
     assert not hasattr(T, "alloc_shard")
     assert not hasattr(T, "tma_copy")
