@@ -21,6 +21,7 @@ from tilecore.ir import Copy, Gemm
 RUN = Var("level_run")  # number of a run of the depth
 ROW = Var("level_row")
 STEPS = DECODED // 16 * 4  # words of a thread that are decoded together
+READ_WHOLE = 64  # columns of a product up to which a long step's bytes are read before any of them is decoded
 UNITS = {DType.BF16: 1 << 7, DType.F16: 1 << 10}  # halves from here to twice as much are whole numbers
 ONES = {DType.BF16: 0x4300, DType.F16: 0x6400}  # the bits of those
 REAL = cast(LEVEL, DType.F32)
@@ -217,9 +218,12 @@ def product_text(levels: Levels, gemm: Gemm, right: Staged, call: str, freed: li
     """
     name = gemm.a.name
     if not levels.by_warps:
-        lines, words = _read(levels, "slot"), levels.parts * STEPS // 2
+        words = levels.parts * STEPS // 2
+        whole = levels.parts == 1 or extents(gemm.c)[1] <= READ_WHOLE
+        lines = [*_places(levels, "slot"), *(_read(levels, 0, 2 * words) if whole else ())]
         for half in range(2):
             lines += [
+                *(() if whole else _read(levels, half * words, words)),
                 "products_wait<1>();",
                 f"pin_part<{half * words}, {words}>({name});",  # in use until here
                 *(freed if half else []),
@@ -245,16 +249,23 @@ def product_text(levels: Levels, gemm: Gemm, right: Staged, call: str, freed: li
     ]
 
 
-def _read(levels: Levels, slot: str) -> list[str]:
-    """The bytes of the tile in a slot of its ring, to `raw`: each pair that the product wants."""
+def _places(levels: Levels, slot: str) -> list[str]:
+    """Where a thread's bytes in a slot begin, by what the swizzle makes of each 16 of a row."""
+    count = levels.tile.chunk_bytes // 16
+    return [
+        f"u32 raw[{levels.parts * STEPS}], bytes_at[{count}];",
+        f"bytes_at[0] = opaque(tile_{levels.name} + {slot} * {levels.tile.bytes} + level_at);",
+        f"TILE_UNROLL for (int x = 1; x < {count}; x++) bytes_at[x] = bytes_at[0] ^ 16 * x;",
+    ]
+
+
+def _read(levels: Levels, start: int, count: int) -> list[str]:
+    """The bytes of `count` words of the tile from `start` on, to `raw`: each pair that the product wants."""
     tile, bits = levels.tile, levels.decoding.bits
-    width, words = tile.chunk_bytes, levels.parts * STEPS
+    width = tile.chunk_bytes
     place = f"bytes_at[at % {width} / 16] + at / {width} * {tile.chunk_rows * width} + at % 16"
     return [
-        f"u32 raw[{words}], bytes_at[{width // 16}];",
-        f"bytes_at[0] = opaque(tile_{levels.name} + {slot} * {tile.bytes} + level_at);",
-        f"TILE_UNROLL for (int x = 1; x < {width // 16}; x++) bytes_at[x] = bytes_at[0] ^ 16 * x;",
-        f"TILE_UNROLL for (int x = 0; x < {words}; x++) {{",
+        f"TILE_UNROLL for (int x = {start}; x < {start + count}; x++) {{",
         f"  const int at = x / 4 * {2 * bits} + x / 2 % 2 * {bits};",
         f"  raw[x] = shared_u{2 * bits}({place} + x % 2 * {8 * width});",
         "}",
