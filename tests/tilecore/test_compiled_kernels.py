@@ -3,6 +3,7 @@
 Outputs start as NaN and scratch as NaN, so that an element that nobody wrote, or a read of one, shows.
 """
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +15,16 @@ from hypothesis import strategies as st
 from tile_specs import MASKS, AttentionForm, Case, attention_case, contraction_case, row_case, siblings_case
 
 from tilecore.call import CompiledKernel, KernelError, load_kernel
-from tilecore.compile import compile_spec
+from tilecore.compile import HEADERS, compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Sym, Var, binary, cast, const, select, unary
-from tilecore.contract.panel import pack
+from tilecore.contract.panel import PANEL, pack
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Step, Tensor, outputs_of
 from tilecore.emit_expr import EmitError
 from tilecore.library.score import score_of
 from tilecore.profile import detect_profile
-from tilecore.toolchain import Toolchain, find_compiler, find_toolchain
+from tilecore.toolchain import Source, Toolchain, find_compiler, find_toolchain
 
 pytestmark = pytest.mark.cpu
 PROFILE = detect_profile()
@@ -33,6 +34,29 @@ TOLERANCE = 3e-6  # f32 rounding over the longest sums here, relative to the lar
 @pytest.fixture(scope="module")
 def toolchain(object_cache: Path) -> Toolchain:
     return find_toolchain(object_cache)
+
+
+PACKING = """
+#include "tile_cpu.h"
+__attribute__((visibility("default"))) void packed(const float* source, float* panels, int64_t columns, int64_t depth) {
+    pack_transposed_f32(source, depth, panels, depth * TILE_PANEL, columns, depth);
+}
+"""
+
+
+@pytest.mark.parametrize("columns", [1, 8, 9, 16, 17, 24, 40, 41])
+@pytest.mark.parametrize("depth", [5, 16])
+def test_packed_panels_hold_zeros_past_their_columns(columns: int, depth: int, toolchain: Toolchain) -> None:
+    """Products multiply whole panels: what scratch held before would be slow there, where it looks like denormals."""
+    source = Source(PACKING, PROFILE.target.flags, (HEADERS,))
+    packing = ctypes.CDLL(str(toolchain.library([toolchain.object(source)]))).packed
+    values = np.random.default_rng(0).standard_normal((columns, depth), dtype=np.float32)
+    width = -(-columns // PANEL) * PANEL
+    panels = np.full((width // PANEL, depth, PANEL), np.nan, np.float32)
+    packing(*(ctypes.c_void_p(a.ctypes.data) for a in (values, panels)), ctypes.c_int64(columns), ctypes.c_int64(depth))
+    expected = np.zeros((width, depth), np.float32)
+    expected[:columns] = values
+    np.testing.assert_array_equal(panels.transpose(0, 2, 1).reshape(width, depth), expected)
 
 
 def build(case: Case, toolchain: Toolchain, config: Mapping[str, int] | None) -> CompiledKernel:

@@ -98,9 +98,9 @@ TILE_INLINE uint16_t narrow_bf16(uint16_t x) { return x; }
 #define TILE_PACK_PAIRS(TYPE, ELEMENT)                                                                                 \
     static inline void pack_pairs_##TYPE(const ELEMENT* restrict source, int64_t row, uint16_t* restrict panels,       \
                                          int64_t panel, int64_t columns, int64_t depth) {                              \
-        for (int64_t column = 0; column < columns; column += 8) {                                                      \
-            const int rows = (int)(columns - column < 8 ? columns - column : 8);                                       \
-            const ELEMENT* from = source + column * row;                                                               \
+        for (int64_t column = 0; column < columns || column % TILE_PANEL; column += 8) {                               \
+            const int rows = (int)(columns - column < 8 ? columns - column : 8); /* none in a half that is left over */ \
+            const ELEMENT* from = source + (rows > 0 ? column : 0) * row;                                              \
             uint16_t* to = panels + column / TILE_PANEL * panel + column % TILE_PANEL * 2;                             \
             int64_t k = 0;                                                                                             \
             for (; k + 16 <= depth; k += 16) {                                                                         \

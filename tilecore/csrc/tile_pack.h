@@ -38,9 +38,9 @@ TILE_INLINE void transpose_8x8(__m256* restrict r, float* restrict to) {
 #define TILE_PACK_TRANSPOSED(TYPE, ELEMENT)                                                                            \
     static inline void pack_transposed_##TYPE(const ELEMENT* restrict source, int64_t row, float* restrict panels,     \
                                               int64_t panel, int64_t columns, int64_t depth) {                         \
-        for (int64_t column = 0; column < columns; column += 8) {                                                      \
-            const int rows = (int)(columns - column < 8 ? columns - column : 8);                                       \
-            const ELEMENT* from = source + column * row;                                                               \
+        for (int64_t column = 0; column < columns || column % TILE_PANEL; column += 8) {                               \
+            const int rows = (int)(columns - column < 8 ? columns - column : 8); /* none in a half that is left over */ \
+            const ELEMENT* from = source + (rows > 0 ? column : 0) * row;                                              \
             float* to = panels + column / TILE_PANEL * panel + column % TILE_PANEL;                                    \
             int64_t k = 0;                                                                                             \
             for (; k + 8 <= depth; k += 8) { TILE_PACK_BLOCK(TYPE) }                                                   \
