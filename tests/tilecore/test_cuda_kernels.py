@@ -164,9 +164,9 @@ def test_heads_that_share_one_head_of_keys_are_the_queries_of_one_tile() -> None
 
 def test_causal_tiles_stop_at_the_diagonal_and_long_ones_go_with_short_ones() -> None:
     causal, full = (first(attention_spec(replace(HEADS, causal=causal))) for causal in (True, False))
-    assert "balanced_tile" in causal.text
+    assert "mixed_tile" in causal.text
     assert plan_of(causal).balanced
-    assert "balanced_tile" not in full.text
+    assert "mixed_tile" not in full.text
     assert not plan_of(full).balanced
     assert "no element of the warpgroup is masked" in causal.text
 

@@ -3,8 +3,11 @@
 Cards of other architectures run the same text, built for their own.
 """
 
-from collections.abc import Callable, Mapping
+import ctypes
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ from tilecore.cuda.compile import CudaKernel, CudaSource, build, candidates, com
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import KernelPlan
 from tilecore.cuda.launch import Launcher
+from tilecore.cuda.nvrtc import FOLDER, HEADERS
 from tilecore.cuda.profile import A100
 from tilecore.cuda.recommend import Choice
 from tilecore.cuda.warp_choices import ATTENTION_TILES, PRODUCT_TILES
@@ -186,6 +190,45 @@ def emulated(spec: Spec, folder: Path, choice: Choice | None = None, **sizes: in
 def product_tile(rows: int, columns: int, strips: int, blocks: int) -> Choice:
     """A tile of the table."""
     return Choice({"block_m": rows, "block_n": columns, "block_k": 64}, 2, "given", blocks=blocks, strips=strips)
+
+
+ORDER = """
+extern "C" int order(int turn, int block, int blocks, int rows, int heads, int* row, int* head) {
+  return mixed_tile(turn, block, blocks, rows, heads, paired_heads(blocks, rows, heads), *row, *head);
+}
+"""
+
+
+@pytest.mark.cpu
+def test_every_tile_of_uneven_work_is_taken_once_and_blocks_end_together(tmp_path: Path) -> None:
+    headers = [(FOLDER / name).read_text(encoding="utf-8") for name in HEADERS]
+    starts = ("balanced_tile", "paired_heads")
+    parts = [text[text.index(f"TILE_FN int {name}") :] for text, name in zip(headers, starts, strict=True)]
+    path = tmp_path / "order.cpp"
+    path.write_text("\n".join(("#define TILE_FN static", *parts, ORDER)))
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", path.with_suffix(".so"), path], check=True)
+    order = ctypes.CDLL(str(path.with_suffix(".so"))).order
+    row, head = ctypes.c_int(), ctypes.c_int()
+
+    def taken(block: int, blocks: int, rows: int, heads: int) -> Iterator[tuple[int, int]]:
+        for turn in count():
+            found = order(turn, block, blocks, rows, heads, ctypes.byref(row), ctypes.byref(head))
+            if found == 0:
+                return
+            if found == 1:
+                yield row.value, head.value
+
+    slowest: dict[tuple[int, int], float] = {}
+    shapes = [(1, 1), (1, 7), (3, 5), (7, 40), (22, 33), (33, 64), (128, 16), (32, 64), (16, 128), (4, 512)]
+    for rows, heads in shapes:
+        for blocks in {1, min(rows * heads, 8), min(rows * heads, 132)}:
+            tiles = [list(taken(block, blocks, rows, heads)) for block in range(blocks)]
+            assert sorted(chain.from_iterable(tiles)) == [(row, head) for row in range(rows) for head in range(heads)]
+            work = [sum(row + 2 for row, _ in own) for own in tiles]
+            slowest[rows, heads] = max(work) * blocks / sum(work)
+    assert slowest[128, 16] < 1.01  # in pairs alone 1.03
+    assert slowest[16, 128] < 1.01
+    assert max(slowest[rows, heads] for rows, heads in shapes[-4:]) < 1.04
 
 
 @pytest.mark.cpu

@@ -275,3 +275,25 @@ TILE_FN void join_groups(float (&result)[2], u32 at, u32 meeting) {
   }
 }
 
+// ---- the order of tiles whose work grows or falls with their row ----
+// As many heads as fill all blocks evenly go in pairs, the others longest first: those are read by all blocks at the same
+// time, which needs keys that stay in the L2 cache, or that eight blocks share. Elsewhere all heads go in pairs.
+TILE_FN int paired_heads(int blocks, int rows, int heads) {
+  if (heads * ((rows + 1) / 2) < blocks) return 0;
+  int a = blocks, b = (rows + 1) / 2;
+  while (b != 0) {
+    const int rest = a % b;
+    a = b, b = rest;
+  }
+  const int left = heads % (blocks / a);
+  return left * 8 <= blocks || left * rows <= 512 ? heads - left : heads;
+}
+TILE_FN int mixed_tile(int turn, int block, int blocks, int rows, int heads, int paired, int& row, int& head) {
+  const int turns = (paired * ((rows + 1) / 2) + blocks - 1) / blocks * 2;
+  if (turn < turns) return balanced_tile(turn, block, blocks, rows, paired, row, head) == 1 ? 1 : 2;
+  const int own = turn - turns, others = heads - paired, t = own * blocks + (own % 2 ? blocks - 1 - block : block);
+  if (own * blocks >= rows * others) return 0;
+  row = rows - 1 - t / others;
+  head = paired + t % others;
+  return t >= rows * others ? 2 : 1;
+}

@@ -144,7 +144,7 @@ def walk(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
     grid = [axis.name for axis in plan.tile_axes]
     own = f" / {plan.cluster}" if plan.cluster > 1 else ""
     if plan.balanced and grid[1:]:
-        return _balanced(grid, own)
+        return _balanced(grid, own, some=plan.profile.warpgroups)
     lines = [f"for (int t = blockIdx.x{own}; t < tiles; t += gridDim.x{own}) {{"]
     if plan.split.apart and plan.split.axis is not None:
         tasks = plan.split.tasks
@@ -172,14 +172,17 @@ def _heads(others: list[str]) -> list[str]:
     return [*lines, f"  const int {others[1]} = head / count_{others[0]};"] if others[1:] else lines
 
 
-def _balanced(grid: list[str], own: str) -> list[str]:
+def _balanced(grid: list[str], own: str, *, some: bool) -> list[str]:
+    """`some`: where heads would not fill all blocks evenly, only some of them go in pairs."""
     first, others = grid[0], grid[1:]
     heads = " * ".join(f"count_{name}" for name in others)
-    at = f"turn, blockIdx.x{own}, gridDim.x{own}, count_{first}, {heads}"
+    sizes = f"gridDim.x{own}, count_{first}, {heads}"
+    verb, paired = ("mixed_tile", ", paired") if some else ("balanced_tile", "")
     return [
+        *([f"const int paired = paired_heads({sizes});"] if some else []),
         "for (int turn = 0;; turn++) {",
         f"  int {first}, head;",
-        f"  const int found = balanced_tile({at}, {first}, head);",
+        f"  const int found = {verb}(turn, blockIdx.x{own}, {sizes}{paired}, {first}, head);",
         "  if (found == 0) break;",
         "  if (found == 2) continue;",
         *_heads(others),

@@ -31,11 +31,11 @@ INTEGER_CALLS = {"max": "max", "min": "min", "abs": "tile_abs", "floordiv": "til
 NARROW = {DType.I8: "signed char", DType.U8: "u8", DType.I16: "short"}  # held as int
 Names = Mapping[Expr, str]
 RESERVED = frozenset({
-    "ahead", "base", "before", "before_phase", "chunk", "coming", "consumers", "early", "first", "first_chunk", "found",
-    "free_slot", "group_row", "head", "joined", "lane", "last", "left", "once", "own", "own_column", "own_row", "pair",
-    "part", "phase", "row", "row_slot", "shared", "slot", "spot", "staged", "staging", "strip", "thread", "tiles",
-    "turn", "unit", "unit_column", "unit_row", "warp", "warp_row", "warpgroup", "written", "x", "y", "float", "int",
-    "const", "held", "parts", "room", "task", "workspace",
+    "ahead", "base", "before", "before_phase", "chunk", "coming", "const", "consumers", "early", "first",
+    "first_chunk", "float", "found", "free_slot", "group_row", "head", "held", "int", "joined", "lane", "last",
+    "left", "once", "own", "own_column", "own_row", "pair", "paired", "part", "parts", "phase", "room", "row",
+    "row_slot", "shared", "slot", "spot", "staged", "staging", "strip", "task", "thread", "tiles", "turn", "unit",
+    "unit_column", "unit_row", "warp", "warp_row", "warpgroup", "workspace", "written", "x", "y",
 })  # fmt: skip  # what generated kernels call things of their own
 
 
