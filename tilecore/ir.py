@@ -197,7 +197,8 @@ class Annotation:
     """One decision that the kernel's author took away from inference, and where: see `tilecore.infer`.
 
     `what` is "layout" of the buffer `subject`, "vector_axis" of the `Parallel` over variables `subject`,
-    "register_tile" of the products into the buffer `subject`, or "tasks" (how many neighbours one thread takes at a
+    "register_tile" of the products into the buffer `subject`, "reference" for a running maximum `subject` that results
+    do not depend on, or "tasks" (how many neighbours one thread takes at a
     time).
     """
 

@@ -492,6 +492,16 @@ def annotate_layout(layouts: Any) -> None:
             tracer.annotations.append(ir.Annotation("layout", buffer.name, layout.value, user_span()))
 
 
+def annotate_reference(top: Handle) -> None:
+    """Say that no result depends on the running maximum `top`, but through the range of what is computed under it: that
+    may be left under an earlier one, which saves a GPU most of the reductions.
+    """
+    tracer = current("T.annotate_reference")
+    tracer.annotations.append(
+        ir.Annotation("reference", buffer_of(top, "T.annotate_reference").name, "maximum", user_span())
+    )
+
+
 def annotate_tasks(count: int) -> None:
     """How many neighbouring tasks, along the first axis of the grid first, one thread takes at a time."""
     if count < 1:

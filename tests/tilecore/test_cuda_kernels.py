@@ -25,7 +25,7 @@ from cuda_specs import (
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Load, Sym, Var, cast, const
-from tilecore.contract.spec import Place, Result, Spec, Step, View
+from tilecore.contract.spec import TOP, TOTAL, Place, Result, Spec, Step, View
 from tilecore.cuda.array import DeviceArray
 from tilecore.cuda.compile import CudaSource, candidates, compile_cuda, generate
 from tilecore.cuda.errors import CudaError
@@ -264,6 +264,25 @@ def test_bounded_scores_need_no_maximum() -> None:
         text = first(attention_spec(form)).text
         assert ("reduce_columns<Fmax>" in text) is not bounded
         assert ("all_within(s, 169.7" in text) is (form.program == "cap")  # half of the cap, over the scale
+
+
+def test_a_maximum_rises_seldom_and_tiles_are_computed_again_where_that_fails() -> None:
+    text = first(attention_spec(AttentionForm(1, 2, 300, 300, 128))).text
+    assert "const bool rise = pass != 0 || must_rise(top, total, 1000000000.0f);" in text
+    assert text.count("if (rise) {") == 2  # the maximum with what follows it, and the outputs so far
+    assert text.count("reduce_columns<Fmax>(s, top, false);") == 2  # of the first tile as well
+    assert text.count("if (pass != 0 && (line_word(again_at) >> ") == 2  # of the producer as well
+    assert text.count("mark_unless_finite(again_at, ") == 2
+    assert "must_rise(top, total, 30000.0f)" in first(attention_spec(AttentionForm(1, 2, 300, 300, 128, F16))).text
+
+
+@pytest.mark.parametrize("known", [TOP, TOTAL])
+def test_a_maximum_that_somebody_wants_to_know_always_rises(known: Var) -> None:
+    spec = attention_spec(AttentionForm(1, 2, 300, 300, 128))
+    place = spec.outputs[0].place
+    other = Place(replace(place.tensor, name="known"), place.axes, place.index)
+    spec = replace(spec, outputs=(*spec.outputs, Result(other, cast(known, BF16))))
+    assert "must_rise" not in first(spec).text
 
 
 def test_a_bias_that_slopes_is_one_number_of_a_thread_and_constants() -> None:

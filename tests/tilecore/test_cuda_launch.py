@@ -162,6 +162,46 @@ def test_numbers_that_are_none_stay_in_their_rows(program: str, tmp_path: Path) 
         assert error(found["o"][there], expected[there]) < TOLERANCE[BF16]
 
 
+@pytest.mark.parametrize("hostile", ["grows", "peak", "large peak", "lowest", "masked", "values", "nan", "inf", "few"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        AttentionForm(1, 3, 300, 712, 128, program="bias"),
+        AttentionForm(1, 3, 712, 712, 64, causal=True, program="bias"),
+        AttentionForm(1, 140, 200, 520, 64, F16, program="bias"),  # several tiles of a block
+        AttentionForm(1, 3, 300, 712, 128, F16, program="bias"),
+    ],
+)
+def test_scores_that_outgrow_the_maximum_so_far(form: AttentionForm, hostile: str, object_cache: Path) -> None:
+    """A first maximum is kept as the reference of weights: what that does not bear is computed again."""
+    torch = pytest.importorskip("torch")
+    spec = attention_spec(form)
+    given = arrays(spec, torch, {})
+    bias, keys = given["bias"], given["bias"].shape[1]
+    if hostile == "grows":
+        bias += 0.5 * torch.arange(keys, device="cuda")
+    if hostile in ("peak", "large peak", "few"):
+        rows = slice(70, 75) if hostile == "few" else slice(None)
+        bias[rows, 400:403] += 14.0 if hostile == "peak" else 300.0
+    if hostile in ("lowest", "masked"):
+        bias[:, :270] = torch.finfo(bias.dtype).min if hostile == "lowest" else -math.inf
+    if hostile == "values":  # finite only if weights stay small
+        bias[:, 400:403] += 18.0
+        given["v"] *= 100.0 if form.dtype is F16 else 1e31
+    if hostile in ("nan", "inf"):
+        given["q"][0, 1, 77, 3] = getattr(math, hostile)
+        given["v"][0, 2, 3, 5] = getattr(math, hostile)  # the keys that a causal mask hides are not read
+    found = {name: array.double() for name, array in launch(spec, object_cache, torch, given).items()}
+    scores = found["q"] @ found["k"].mT * form.width**-0.5 + found["bias"]
+    i, j = (torch.arange(size, device="cuda") for size in scores.shape[-2:])
+    if form.causal:
+        scores = scores.masked_fill(j[None] > i[:, None], -math.inf)
+    expected = torch.softmax(scores, -1) @ found["v"]
+    assert (found["o"].isnan() == expected.isnan()).all()
+    assert (found["o"][expected.isinf()] == expected[expected.isinf()]).all()
+    assert error(found["o"][expected.isfinite()], expected[expected.isfinite()]) < TOLERANCE[form.dtype]
+
+
 def test_rows_that_are_not_aligned_are_refused_with_the_fix(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     spec = product_spec(ProductForm(64, 64, 1001))

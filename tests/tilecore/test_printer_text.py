@@ -130,6 +130,7 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
   fragment unweighted: f32[5]
   fragment worst: f32[1]
   grid m < ((Q + 3) // 4), h < 2, b < B
+    annotate reference top = maximum
     copy q = Q[b, h, (m * 4) : +4, 0 : +4]
     fill o = f32(0.0)
     parallel i < 4

@@ -136,6 +136,9 @@ TILE_FN float tile_exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// c as a factor of floats and of `row`, which is taken from them: 1, which rounds nothing and is not infinite times `row`,
+// for floats so large that they are the same or 64 apart.
+TILE_FN float row_factor(float row, float c) { return fabsf(row) < 0x1p29f ? c : 1.0f; }
 TILE_FN float tile_exp(float x) { return tile_exp2(x * 1.4426950408889634f); }
 TILE_FN float tile_sigmoid(float x) { return __fdividef(1.0f, 1.0f + tile_exp(-x)); }
 TILE_FN float tile_inverse(float x) {

@@ -25,6 +25,9 @@ TILE_FN void barrier_wait(u32 barrier, u32 parity) {
       "{\n.reg .pred done;\nAGAIN_%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra DONE_%=;\nbra AGAIN_%=;\nDONE_%=:\n}" ::"r"(barrier), "r"(parity) : "memory");
 }
+TILE_FN void shared_write(u32 address, u32 x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
 TILE_FN void named_sync(u32 id, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -273,6 +276,21 @@ TILE_FN void join_groups(float (&result)[2], u32 at, u32 meeting) {
     result[h] = parts[0];
     TILE_UNROLL for (int group = 1; group < Groups; group++) result[h] = Kind::join(result[h], parts[group]);
   }
+}
+
+// ---- references that maxima are left out for ----
+// Rows that had no number yet, or none that is not a mask's, need their maximum, and those whose sums grow large.
+template <int H>
+TILE_FN bool must_rise(const float (&top)[H], const float (&total)[H], float large) {
+  bool found = false;
+  TILE_UNROLL for (int h = 0; h < H; h++) found |= !(top[h] > -1000.0f) || !(total[h] < large);
+  return __any_sync(0xffffffff, found);
+}
+template <int N>
+TILE_FN void mark_unless_finite(u32 marks, int number, const float (&sums)[N]) {
+  float zeros = 0.0f;
+  TILE_UNROLL for (int x = 0; x < N; x++) zeros = fmaf(sums[x], 0.0f, zeros);
+  if (zeros != 0.0f) asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(marks), "r"(1u << (number & 31)) : "memory");
 }
 
 // ---- the order of tiles whose work grows or falls with their row ----

@@ -209,7 +209,13 @@ def _planned(program: Program, choice: Choice, profile: GpuProfile) -> tuple[Ker
     def plan(one: Program) -> KernelPlan:
         roles = infer_roles(one, strips=choice.strips)
         return plan_kernel(
-            roles, profile, stages=choice.stages, overlap=choice.overlap, blocks=choice.blocks, apart=choice.apart
+            roles,
+            profile,
+            stages=choice.stages,
+            overlap=choice.overlap,
+            reference=choice.reference,
+            blocks=choice.blocks,
+            apart=choice.apart,
         )
 
     staged = stage_elements(program)

@@ -6,6 +6,7 @@ last product that reads it is done.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr
@@ -20,6 +21,7 @@ from tilecore.cuda.levels import Levels, before_loop, declarations, levels_in, p
 from tilecore.cuda.overlap import Overlap
 from tilecore.cuda.partial import partial_sums
 from tilecore.cuda.products import descriptor, own_columns, product_of, short_steps, wait_for
+from tilecore.cuda.reference import LARGE, LARGEST
 from tilecore.cuda.roles import GROUP_ROWS, STEP_BYTES, extents
 from tilecore.cuda.slots import Slots, next_tile, place_in, spot
 from tilecore.cuda.stores import exchange, exchanged_tile, staged_store
@@ -32,11 +34,11 @@ TURN = 1  # named barriers of up to 3 warpgroups that take turns; those of `stor
 class Consumer:
     """Writes the consumer role of one plan."""
 
-    def __init__(self, plan: KernelPlan, names: dict[Expr, str], walk: list[str]) -> None:
+    def __init__(self, plan: KernelPlan, names: dict[Expr, str], walk: list[str], number: str) -> None:
         self.plan = plan
         self.roles = plan.roles
         self.names: dict[Expr, str] = {**names, GROUP_ROW: "group_row"}
-        self.walk = walk
+        self.walk, self.number = walk, number  # the head of the loop over tiles, and which of them one is
         self.lines: list[str] = []
         self.flying: list[Flight] = []  # oldest first
         self.at = "slot"  # of the rings inside the loop
@@ -79,7 +81,7 @@ class Consumer:
         if exchanges:
             self.lines.append("joined ^= 1;")
         outer += ["  " + line for line in self.lines]
-        outer.append("}")
+        outer += ["}"] if self.plan.reference is None else ["}", "}"]
         if self.plan.staging_bytes:
             outer.append("if (thread == 0) stores_done();")
         for number in range(exchanges):  # others may still read what this block has
@@ -110,6 +112,8 @@ class Consumer:
                 self.lines += self.work.opened(partial_sums(stmt, self.roles.statistics))
                 self._loop(stmt) if self.plan.overlap is None else self._overlapped(stmt, self.plan.overlap)
                 self.lines += self.work.closed()
+                for one in () if self.plan.reference is None else self.plan.reference.sums:
+                    self.lines.append(f"if (pass == 0) mark_unless_finite(again_at, {self.number}, {one.name});")
             case Copy():
                 if stmt not in self.begun:
                     self._copy(stmt)
@@ -221,12 +225,11 @@ class Consumer:
         self._issue(parts.scores, parts.score_copies, "slot", "phase", turn="take")
         self._issue(parts.sums, parts.sum_copies, "before", "before_phase", turn="give")
         self._fetch_ahead(parts)
+        self.lines += self._rise()
         self._wait(parts.scores, 1, "slot")
-        for stmt in parts.between:
-            self._statement(stmt)
+        self._statements(parts.between)
         self._wait(parts.sums, 0, "before")
-        for stmt in parts.late:
-            self._statement(stmt)
+        self._statements(parts.late)
         self.lines += step
         self.lines = [*head, *("  " + line for line in self.lines), "}"]
         self._issue(parts.sums, parts.sum_copies, "before", "before_phase", turn="all")
@@ -235,6 +238,27 @@ class Consumer:
         del self.names[loop.var]
         self.work.ahead, self.begun = (), ()
         self.lines += self.slots.freed_by_loop(loop)
+
+    def _rise(self) -> list[str]:
+        """Whether the reference of a warp's rows is to rise with this iteration's scores."""
+        reference = self.plan.reference
+        if reference is None:
+            return []
+        weights = {gemm.a.dtype for gemm in self.plan.loop.body if isinstance(gemm, Gemm)}
+        large = min(LARGE.get(dtype, LARGEST) for dtype in weights)
+        totals = [one.name for one in reference.sums if one.name in self.roles.statistics]
+        found = [f"must_rise({reference.top.name}, {name}, {large}f)" for name in totals]
+        return [f"const bool rise = pass != 0 || {' || '.join(found)};"]
+
+    def _statements(self, body: Sequence[Stmt]) -> None:
+        """Statements, those that raise a reference where it is to rise."""
+        rising = () if self.plan.reference is None else self.plan.reference.rising
+        for seldom, group in groupby(body, lambda stmt: stmt in rising):
+            outer, self.lines = self.lines, []
+            for stmt in group:
+                self._statement(stmt)
+            own = ["if (rise) {", *("  " + line for line in self.lines), "}"] if seldom else self.lines
+            self.lines = [*outer, *own]
 
     def _fetch_ahead(self, parts: Overlap) -> None:
         """Take tiles that are read beside the scores into registers while those are computed; their slots are free."""

@@ -32,7 +32,9 @@ def emit_cuda(plan: KernelPlan, name: str) -> str:
     if plan.cluster > 1 and plan.split.axis is not None:
         lines.append(f"  const int {plan.split.axis.name} = blockIdx.x % {plan.cluster};")
     lines += indented(["if (warpgroup == consumers) {  // producer", *indented(_producer(plan, names)), "} else {"])
-    lines += indented(indented(Consumer(plan, names, walk(plan, names)).body()))
+    stored = ["  if (thread == 0) stores_done();"] if plan.staging_bytes else []
+    tiles = passes(plan, walk(plan, names), [*stored, "  barrier_arrive(judged);"])
+    lines += indented(indented(Consumer(plan, names, tiles, tile_number(plan)).body()))
     lines += ["  }", "}", ""]
     return "\n".join(lines)
 
@@ -105,6 +107,8 @@ def _layout(plan: KernelPlan) -> list[str]:
     for number in range(0 if plan.split.apart else len(plan.split.groups)):
         lines.append(f"const u32 ready_{number} = base + {offset}, done_{number} = ready_{number} + 8;")
         offset += 16
+    if plan.reference is not None:
+        lines.append(f"const u32 judged = base + {offset}, again_at = judged + 8;")
     lines.append(f"const int warpgroup = threadIdx.x / {WARPGROUP};")
     return lines
 
@@ -120,6 +124,9 @@ def _barriers(plan: KernelPlan) -> list[str]:
     for number in range(0 if plan.split.apart else len(plan.split.groups)):
         lines.append(f"  barrier_init(ready_{number}, consumers * {plan.cluster});")
         lines.append(f"  barrier_init(done_{number}, consumers * {plan.cluster});")
+    if plan.reference is not None:
+        lines.append(f"  barrier_init(judged, consumers * {WARPGROUP});")
+        lines.append("  shared_write(again_at, 0);")
     return [*lines, "}", "barriers_ready();", *(["cluster_ready();"] if plan.cluster > 1 else []), "grid_wait();"]
 
 
@@ -195,7 +202,7 @@ def _producer(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
         lines.append(f"registers_lower<{plan.role_registers[1]}>();")
     lines.append(f"if (threadIdx.x == consumers * {WARPGROUP}) {{")
     inner = ["int slot = 0;", "u32 phase = 1, once = 1;", *(["int spot = 0;"] if plan.ahead > 1 else [])]
-    inner += walk(plan, names)
+    inner += passes(plan, walk(plan, names), [])
     before = [line for ring in plan.rings if ring.copies[0] in plan.program.body
               for line in _fetch(ring, names, spot(plan), "once")]  # fmt: skip
     inner += indented(before)
@@ -216,7 +223,38 @@ def _producer(plan: KernelPlan, names: dict[Expr, str]) -> list[str]:
             *next_tile(plan),
         ]
     )
-    return [*lines, *indented([*inner, "}"]), "}"]
+    ends = ["}"] if plan.reference is None else ["}", "}"]
+    return [*lines, *indented([*inner, *ends]), "}"]
+
+
+def passes(plan: KernelPlan, tiles: list[str], meet: list[str]) -> list[str]:
+    """The head of the loop over tiles; with a reference it is inside one of two passes, the second over tiles whose
+    sums were not finite. `meet` is what a role does before it looks which these are.
+    """
+    if plan.reference is None:
+        return tiles
+    known, word = "again = line_word(again_at);", "again"
+    start = ["u32 again = 0;"]
+    if not plan.balanced:  # where no register is left to hold it
+        known, word, start = "const u32 again = line_word(again_at);", "line_word(again_at)", []
+    return [
+        *start,
+        "for (int pass = 0; pass < 2; pass++) {",
+        "if (pass != 0) {",
+        *meet,
+        "  barrier_wait(judged, 0);",
+        f"  {known}",
+        "  if (again == 0) break;",
+        "}",
+        *tiles,
+        f"  if (pass != 0 && ({word} >> ({tile_number(plan)} & 31) & 1) == 0) continue;",
+    ]
+
+
+def tile_number(plan: KernelPlan) -> str:
+    """How many tiles a block had before one; the bits that stand for tiles to compute again count modulo 32."""
+    own = f" / {plan.cluster}" if plan.cluster > 1 else ""
+    return "turn" if plan.balanced and plan.tile_axes[1:] else f"(t / (gridDim.x{own}))"
 
 
 def _fetch(ring: Ring, names: dict[Expr, str], slot: str, phase: str) -> list[str]:

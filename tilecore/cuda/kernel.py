@@ -16,6 +16,7 @@ from tilecore.cuda.errors import CudaError
 from tilecore.cuda.joins import Split, plan_split
 from tilecore.cuda.overlap import Overlap, overlap_of
 from tilecore.cuda.profile import GpuProfile
+from tilecore.cuda.reference import Reference, reference_of
 from tilecore.cuda.roles import (
     CHUNK,
     DECODED,
@@ -104,6 +105,7 @@ class KernelPlan:
     split: Split
     overlap: Overlap | None
     blocks: int = 1  # that share a processor
+    reference: Reference | None = None  # whose rise is left out where it can be
 
     @property
     def program(self) -> Program:
@@ -162,7 +164,8 @@ class KernelPlan:
         if not self.profile.warpgroups:
             return 0
         meetings = 0 if self.split.apart else 2 * len(self.split.groups)
-        return sum(2 * ring.slots for ring in self.rings) + meetings
+        judged = 2 if self.reference is not None else 0  # and a word of tiles to be computed again
+        return sum(2 * ring.slots for ring in self.rings) + meetings + judged
 
     @property
     def cluster(self) -> int:
@@ -205,7 +208,14 @@ class KernelPlan:
 
 
 def plan_kernel(
-    roles: Roles, profile: GpuProfile, *, stages: int, overlap: bool = False, blocks: int = 1, apart: bool = False
+    roles: Roles,
+    profile: GpuProfile,
+    *,
+    stages: int,
+    overlap: bool = False,
+    reference: bool = False,
+    blocks: int = 1,
+    apart: bool = False,
 ) -> KernelPlan:
     """The plan for `stages` slots per ring and `blocks` that share a processor; tasks of a split run `apart` or as a
     cluster. CudaError where the card has no room or the program another structure.
@@ -240,6 +250,8 @@ def plan_kernel(
         overlap=overlap_of(loop) if overlap and roles.parts == 1 and not _operands_read(program, rings) else None,
         blocks=blocks,
     )
+    if reference and plan.overlap is not None and not split.groups:
+        plan = replace(plan, reference=reference_of(program, loop))
     room = room_of(profile, blocks)
     if plan.shared_bytes > room and stages == 2:
         plan = replace(plan, rings=rings_of(roles, loop, stages, beside=1))

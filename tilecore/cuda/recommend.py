@@ -48,6 +48,7 @@ class Choice:
     why: str
     threads: int = 0  # of a block, where they are a choice
     overlap: bool = False  # whether products of two iterations are in flight at the same time
+    reference: bool = False  # whether maxima that need not rise are left out where they can be
     blocks: int = 1  # that share a processor
     apart: bool = False  # whether tasks of a split need not run at the same time
     strips: int = 1  # of 16 rows that a warp has, where warps multiply
@@ -213,7 +214,8 @@ def _attention(spec: AttentionSpec, profile: GpuProfile) -> Iterator[Choice]:
     for groups, keys in tiles:
         config = {"block_m": 64 * groups, "block_n": keys}
         why = f"{groups} warpgroups of 64 queries, {keys} keys a step"
-        yield Choice(config, 2, f"{why}, softmax beside products", overlap=True)
+        yield Choice(config, 2, f"{why}, softmax beside products", overlap=True, reference=True)
+        yield Choice(config, 2, f"{why}, softmax beside products, every maximum", overlap=True)
         yield Choice(config, 2, why)
 
 

@@ -31,11 +31,12 @@ INTEGER_CALLS = {"max": "max", "min": "min", "abs": "tile_abs", "floordiv": "til
 NARROW = {DType.I8: "signed char", DType.U8: "u8", DType.I16: "short"}  # held as int
 Names = Mapping[Expr, str]
 RESERVED = frozenset({
-    "ahead", "base", "before", "before_phase", "chunk", "coming", "const", "consumers", "early", "first",
-    "first_chunk", "float", "found", "free_slot", "group_row", "head", "held", "int", "joined", "lane", "last",
-    "left", "once", "own", "own_column", "own_row", "pair", "paired", "part", "parts", "phase", "room", "row",
-    "row_slot", "shared", "slot", "spot", "staged", "staging", "strip", "task", "thread", "tiles", "turn", "unit",
-    "unit_column", "unit_row", "warp", "warp_row", "warpgroup", "workspace", "written", "x", "y",
+    "again", "again_at", "ahead", "base", "before", "before_phase", "chunk", "coming", "const", "consumers", "early",
+    "first", "first_chunk", "float", "found", "free_slot", "group_row", "head", "held", "int", "joined", "judged",
+    "lane", "last", "left", "once", "own", "own_column", "own_row", "pair", "paired", "part", "parts", "pass",
+    "phase", "rise", "room", "row", "row_slot", "shared", "slot", "spot", "staged", "staging", "strip", "task",
+    "thread", "tiles", "turn", "unit", "unit_column", "unit_row", "warp", "warp_row", "warpgroup", "workspace",
+    "written", "x", "y",
 })  # fmt: skip  # what generated kernels call things of their own
 
 
@@ -127,8 +128,10 @@ class Values:
                 factor = c
                 if isinstance(x, Op) and x.name == "mul" and isinstance(x.args[1], Const):
                     x, factor = x.args[0], c * x.args[1].value
-                row = f"{self.text(r, guarded=guarded)} * {literal(const(c, DType.F32))}"
-                return f"fmaf({self.text(x, guarded=guarded)}, {literal(const(factor, DType.F32))}, -({row}))"
+                row, own, times = (self.text(r, guarded=guarded), *(literal(const(n, DType.F32)) for n in (c, factor)))
+                if factor == c > 1:  # products of the largest floats
+                    own = times = f"row_factor({row}, {own})"
+                return f"fmaf({self.text(x, guarded=guarded)}, {times}, -({row} * {own}))"
             case _:
                 return None
 

@@ -10,10 +10,8 @@ from tilecore.library.per_key import keep_scores, key_reductions
 from tilecore.library.score import Score
 
 
-def attention(
-    Q: Handle, K: Handle, V: Handle, outputs: tuple[Handle, ...], *, score: Score, block_m: Any = T.auto,
-    block_n: Any = T.auto, split: int = 1,
-) -> None:  # fmt: skip
+def attention(Q: Handle, K: Handle, V: Handle, outputs: tuple[Handle, ...], *, score: Score, block_m: Any = T.auto,
+              block_n: Any = T.auto, split: int = 1) -> None:  # fmt: skip
     """O = softmax(score(Q · Kᵀ)) · V for Q[b, h, q, d], K[b, h, k, d], V[b, h, k, e] and outputs over (b, h, q, e).
 
     `split` tasks share the keys. Scores that cannot be large need no maximum: their exponentials and sums of them are
@@ -33,6 +31,8 @@ def attention(
         raw = s if score.raw_dtype is s.dtype else T.alloc_fragment((block_m, block_n), score.raw_dtype)
         p = s if V.dtype is s.dtype else T.alloc_shared((block_m, block_n), V.dtype)
         beside = key_reductions(score, block_m, block_n)
+        if not score.tells_statistics:
+            T.annotate_reference(top)
         T.copy(Q[b, h, m * block_m, 0], q)
         T.clear(o)
         for i in T.Parallel(block_m):

@@ -99,14 +99,19 @@ class Score:
         arguments = {self.spec.raw: raw, **dict(zip(self.spec.score_axes, (b, h, q, k), strict=True))}
         return T.cast(program(self.spec.score, arguments), self.dtype)
 
+    @property
+    def tells_statistics(self) -> bool:
+        """Whether something wants to know a row's maximum or the sum under it."""
+        read = {var for result in self.spec.outputs for var in variables(result.value)}
+        read |= {var for step in self.spec.reductions for var in variables(step.value)}
+        return bool(read & {TOP, TOTAL})
+
     def bounded(self, values: DType) -> bool:
         """Whether every score is so small, or −inf, that weights without a maximum are floats, as factors of V too, and
         nothing else wants to know the maximum.
         """
         narrow = values is DType.F16 or self.dtype is DType.F16
-        read = {var for result in self.spec.outputs for var in variables(result.value)}
-        read |= {var for step in self.spec.reductions for var in variables(step.value)}
-        if self.spec.sink is not None or narrow or read & {TOP, TOTAL}:
+        if self.spec.sink is not None or narrow or self.tells_statistics:
             return False
         return _magnitude(self.spec.score) <= BOUNDED
 
