@@ -93,10 +93,10 @@ EMULATED __m256i e_maskz_loadu_epi16(__mmask16 k, const uint16_t* p) {
     for (int i = 0; i < 16; i++) if (k >> i & 1) v[i] = p[i];
     return (__m256i)v;
 }
-EMULATED void e_mask_storeu_epi16(uint16_t* p, __mmask16 k, __m256i v) {
-    for (int i = 0; i < 16; i++) if (k >> i & 1) p[i] = ((e_half)v)[i];
+EMULATED void e_mask_storeu_epi16(uint16_t* p, __mmask16 k, __m512i v) {
+    for (int i = 0; i < 16; i++) if (k >> i & 1) p[i] = ((e_u16)v)[i];
 }
-EMULATED __mmask16 e_movepi32_mask(__m512i m) {
+EMULATED __mmask16 e_sign_mask(__m512i m) {
     int k = 0;
     for (int i = 0; i < 16; i++) k |= (((e_i32)m)[i] < 0) << i;
     return (__mmask16)k;
@@ -168,7 +168,7 @@ EMULATED __m512i e_permutexvar_epi16(__m512i order, __m512i v) {
 #define _mm512_min_ps e_min_ps
 #define _mm512_sqrt_ps e_sqrt_ps
 #define _mm512_roundscale_ps e_roundscale_ps
-#define _mm512_reduce_ps e_reduce_ps
+#define TILE_ABOVE_FLOOR(rest, x) ((rest) = (f32v)e_reduce_ps((__m512)(x), 9))
 #define _mm512_maskz_scalef_ps e_maskz_scalef_ps
 #define _mm512_cmp_ps_mask e_cmp_ps_mask
 #define _mm512_set1_ps e_set1_ps
@@ -178,9 +178,11 @@ EMULATED __m512i e_permutexvar_epi16(__m512i order, __m512i v) {
 #define _mm512_storeu_si512 e_storeu_si512
 #define _mm512_maskz_loadu_ps e_maskz_loadu_ps
 #define _mm512_mask_storeu_ps e_mask_storeu_ps
-#define _mm256_maskz_loadu_epi16 e_maskz_loadu_epi16
-#define _mm256_mask_storeu_epi16 e_mask_storeu_epi16
-#define _mm512_movepi32_mask e_movepi32_mask
+#define _mm512_castsi512_si256(halves) (halves) /* what verbs load by a mask */
+#define _mm512_maskz_loadu_epi16 e_maskz_loadu_epi16
+#define _mm512_mask_storeu_epi16 e_mask_storeu_epi16
+#define _mm512_setzero_si512() ((__m512i){0})
+#define _mm512_cmplt_epi32_mask(m, zero) e_sign_mask(m)
 #define _mm512_mask_blend_ps e_mask_blend_ps
 #define _mm512_cvtph_ps e_cvtph_ps
 #define _mm512_cvtps_ph e_cvtps_ph

@@ -215,7 +215,7 @@ TILE_INLINE f32v zero_where(i32v m, f32v x) { return (f32v)((i32v)x & ~m); }
  * by 2 to that floor; what is left out by the mask costs no time for numbers that are too small. */
 TILE_INLINE f32v exp2_f32(f32v x) {
     f32v r;
-    __asm__("vreduceps $9, %1, %0" : "=v"(r) : "v"(x));
+    TILE_ABOVE_FLOOR(r, x);
     f32v p = splat_f32(1.86713168e-3f); /* 2^r to 8.3e-8 of itself, exact at 0 */
     p = p * r + 9.01702690e-3f;
     p = p * r + 5.57999155e-2f;
