@@ -216,5 +216,5 @@ def test_nothing_is_done_for_results_of_no_elements_and_nothing_summed_over_no_d
     rows = product_spec(ProductForm(Sym("M"), 64, 64))
     assert launch(rows, tmp_path, torch, arrays(rows, torch, {"M": 0}))["y"].shape == (0, 64)
     depth = product_spec(ProductForm(64, 64, Sym("K")))
-    with pytest.raises(CudaError, match=r"x is \[64, 0\]: it is empty, and nothing can be summed over it"):
+    with pytest.raises(CudaError, match=r"[xw] is \[64, 0\]: it is empty, and nothing can be summed over it"):
         launch(depth, tmp_path, torch, arrays(depth, torch, {"K": 0}))
