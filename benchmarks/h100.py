@@ -266,7 +266,9 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         found = [(row["peers"][peer] / row["ours"], at) for at, row in enumerate(rows) if peer in row["peers"]]
         chart.plot(*zip(*found, strict=True), "o", markersize=4, label=peer)
     chart.axvline(1.0, color="black", linewidth=0.8)
-    chart.set_xscale("log")
+    chart.set_xscale("log", subs=(1.5, 2, 3, 4, 5, 6, 8))
+    for axis_format in (chart.xaxis.set_major_formatter, chart.xaxis.set_minor_formatter):
+        axis_format("{x:g}")
     chart.set_yticks(range(len(rows)), [row["case"] for row in rows], fontsize=6)
     chart.margins(y=0.01)
     chart.invert_yaxis()
