@@ -333,7 +333,8 @@ def test_a_signal_ends_a_command_in_one_line(
     number: signal.Signals, run: Run, replace: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is on the way out is cleaned up, and the handlers of the caller are there again."""
-    before, cleaned = signal.getsignal(number), []
+    own, before, cleaned = signal.getsignal(number), signal.default_int_handler, list[bool]()
+    signal.signal(number, before)  # whoever started the tests may have had them ignore it
 
     def interrupted(*_: Any, **named: Any) -> None:
         try:
@@ -345,11 +346,15 @@ def test_a_signal_ends_a_command_in_one_line(
             cleaned.append(True)
 
     monkeypatch.setattr(app, "optimize", interrupted)
-    outcome = run("optimize", model, "-o", model.with_name("out.onnx"))
+    try:
+        outcome = run("optimize", model, "-o", model.with_name("out.onnx"))
+        after = signal.getsignal(number)
+    finally:
+        signal.signal(number, own)
     assert (outcome.status, outcome.out) == (128 + number, "")
     assert outcome.err.splitlines()[-1] == f"stopped by {number.name}"
     assert cleaned == [True]
-    assert signal.getsignal(number) is before
+    assert after is before
 
 
 @pytest.mark.parametrize("signals", [(), (signal.SIGINT,)])

@@ -13,6 +13,7 @@
 #define __forceinline__ inline
 #define __restrict__
 #define __shared__ static
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 #define __grid_constant__
 using std::max;
