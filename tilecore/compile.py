@@ -15,7 +15,7 @@ from typing import Protocol
 from tilecore.blocks import finish_in_blocks
 from tilecore.canonical import canonical
 from tilecore.clears import start_from_products
-from tilecore.contract.spec import Spec, Tensor, check, outputs_of
+from tilecore.contract.spec import AttentionSpec, Spec, Tensor, check, outputs_of
 from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
 from tilecore.emit_c import emit_c
@@ -30,6 +30,7 @@ from tilecore.pack import pack_constants
 from tilecore.printer import print_program
 from tilecore.profile import HardwareProfile
 from tilecore.recommend import Recommendation, recommend
+from tilecore.reshape import heads_as_queries
 from tilecore.scale import scale_queries
 from tilecore.target import Target
 from tilecore.trace import trace
@@ -101,6 +102,8 @@ def compile_spec(
 
 def prepare(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
     """The spec as kernels are made for it, equal for specs that give one kernel, and which inputs are packed."""
+    if isinstance(spec, AttentionSpec):
+        spec = heads_as_queries(spec) or spec  # keys and values of heads that share them are read once
     return pack_constants(scale_queries(canonical(spec)))
 
 

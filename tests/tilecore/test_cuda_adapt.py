@@ -16,7 +16,7 @@ from tilecore.cuda.adapt import SIZES, Adapted, adaptations
 from tilecore.cuda.compile import candidates, write
 from tilecore.cuda.profile import H100
 from tilecore.cuda.region import refusal
-from tilecore.cuda.reshape import single_query
+from tilecore.reshape import single_query
 
 
 def packed_weights() -> ContractionSpec:

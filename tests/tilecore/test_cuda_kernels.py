@@ -33,10 +33,10 @@ from tilecore.cuda.kernel import KernelPlan
 from tilecore.cuda.nvrtc import load_nvrtc, read_report
 from tilecore.cuda.profile import H100
 from tilecore.cuda.recommend import choices
-from tilecore.cuda.reshape import heads_as_queries
 from tilecore.cuda.scales import keep_scale, unscaled
 from tilecore.interpret import interpret
 from tilecore.library import kernel_for
+from tilecore.reshape import heads_as_queries
 from tilecore.trace import trace
 
 PLAIN = ProductForm(1000, 1016, 1032)

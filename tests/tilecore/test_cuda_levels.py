@@ -19,9 +19,9 @@ from tilecore.cuda.decoding import decoding_of, exact_of
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.launch import Launcher
 from tilecore.cuda.profile import H100
-from tilecore.cuda.reshape import turned
 from tilecore.interpret import interpret
 from tilecore.library import kernel_for
+from tilecore.reshape import turned
 from tilecore.trace import trace
 
 FORM = LevelForm(16, 256, 512)

@@ -17,7 +17,6 @@ from tilecore.cuda.overlap import overlap_of
 from tilecore.cuda.partial import partial_sums
 from tilecore.cuda.profile import H100
 from tilecore.cuda.recommend import choices
-from tilecore.cuda.reshape import heads_as_queries, turned
 from tilecore.cuda.roles import infer_roles
 from tilecore.errors import TileError
 from tilecore.infer import infer
@@ -27,6 +26,7 @@ from tilecore.language import Handle
 from tilecore.library import kernel_for
 from tilecore.lower import lower
 from tilecore.printer import print_program
+from tilecore.reshape import heads_as_queries, turned
 from tilecore.target import target_named
 from tilecore.trace import trace
 from tilecore.verify import verify

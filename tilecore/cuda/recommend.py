@@ -12,10 +12,10 @@ from tilecore.cuda.decoding import Decoding, decoding_of, is_plain
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.linear import linear_kernel
 from tilecore.cuda.profile import GpuProfile
-from tilecore.cuda.reshape import heads_as_queries, turned
 from tilecore.cuda.roles import CHUNK, DECODED, GROUP_ROWS, SWIZZLE, WARP_COLUMNS, WIDEST
 from tilecore.cuda.row_plan import MAX_THREADS, row_vector
 from tilecore.library.score import score_of
+from tilecore.reshape import heads_as_queries, turned
 
 NOMINAL = 4096  # of an extent that is known at run time only
 DEPTH = 64  # of one step: 128 bytes, one swizzled chunk

@@ -19,8 +19,8 @@ from tilecore.cuda.emit_launch import Launch, Signature, check_maps, emit_launch
 from tilecore.cuda.errors import CudaError, NoCandidateError
 from tilecore.cuda.profile import H100, GpuProfile
 from tilecore.cuda.recommend import Choice
-from tilecore.cuda.reshape import single_query
 from tilecore.emit_host import symbol_order
+from tilecore.reshape import single_query
 
 PLACEHOLDER = "REGION_NAME"
 FEW = 16  # rows of a product that are a matter of reading its weights

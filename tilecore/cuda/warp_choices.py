@@ -14,9 +14,9 @@ from tilecore.cuda.errors import CudaError
 from tilecore.cuda.kernel import ALIGNMENT, room_of
 from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.recommend import FEW, NOMINAL, Choice, row_choices, size_of
-from tilecore.cuda.reshape import heads_as_queries, turned
 from tilecore.cuda.roles import SWIZZLE
 from tilecore.cuda.values import HALVES
+from tilecore.reshape import heads_as_queries, turned
 
 STEP = 64  # of the depth: 128 bytes, one chunk
 # rows and columns of a tile, strips of a warp, blocks of a processor that registers allow

@@ -1,4 +1,4 @@
-"""Regions of few rows, told in another way: the same results with the long axis where a card has its rows.
+"""Regions of few rows, told in another way: the same results with the long axis where tiles have their rows.
 
 Comes in: a spec. Goes out: an equal one, or None where there is no such form. Nothing but index maps changes.
 """
@@ -27,10 +27,10 @@ def turned(spec: ContractionSpec) -> ContractionSpec | None:
 def heads_as_queries(spec: AttentionSpec) -> AttentionSpec | None:
     """With one query per head, the heads that share keys and values as the queries of one.
 
-    None with several queries, or where no heads share.
+    None with several queries, where no heads share, and for what else is told by head and query.
     """
     _, h, q, _ = spec.score_axes
-    if extent_of(q) != const(1):
+    if extent_of(q) != const(1) or spec.weight is not None or spec.reductions or spec.length is not None:
         return None
     group = _shared_by(spec)
     heads = extent_of(h)
