@@ -122,17 +122,18 @@ class Heads:
 
 SMALL, LARGE = Heads(12, 12, 64), Heads(32, 8, 128)
 WINDOW = 256
+ODD = {129: 128, 509: 512}  # lengths, and the round ones beside them
 
 
 def attentions() -> Iterator[Family]:
-    """Every mask at the sizes that fit the time."""
-    yield attention(SMALL, "plain", (128, 384, 512, 1500, 2048, 4096, 509), quick=512)
-    yield attention(SMALL, "causal", (128, 384, 512, 1500, 2048, 4096), quick=512)
-    yield attention(SMALL, "window", (512, 2048))
-    yield attention(SMALL, "padding", (128, 512, 1500))
-    yield attention(SMALL, "bias", (128, 512, 1500))
-    yield attention(LARGE, "plain", (128, 512, 1500))
-    yield attention(LARGE, "causal", (128, 512, 1500))
+    """Every mask at every size; a bias of every head only up to what fits the memory of a small machine."""
+    sizes = (128, 384, 512, 1500, 2048, 4096)
+    for heads in (SMALL, LARGE):
+        for mask in ("plain", "causal", "window", "padding", "shared bias", "bias"):
+            at = sizes[:4] if mask == "bias" else sizes
+            odd = (129, 509) if heads is SMALL and mask == "plain" else ()
+            quick = 512 if heads is SMALL and mask in ("plain", "causal") else 0
+            yield attention(heads, mask, (*at, *odd), quick=quick)
 
 
 def attention(heads: Heads, mask: str, sizes: tuple[int, ...], *, quick: int = 0) -> Family:
@@ -142,11 +143,11 @@ def attention(heads: Heads, mask: str, sizes: tuple[int, ...], *, quick: int = 0
         inputs = {"q": (1, seq, heads.queries * heads.size)}
         inputs |= dict.fromkeys(("k", "v"), (1, seq, heads.keys * heads.size))
         inputs |= {"mask": (1, seq)} if mask == "padding" else {}
-        inputs |= {"bias": (1, heads.queries, seq, seq)} if mask == "bias" else {}
+        inputs |= {"bias": (1, heads.queries if mask == "bias" else 1, seq, seq)} if "bias" in mask else {}
         width = min(seq, WINDOW) if mask == "window" else seq
-        pairs = seq * seq if mask in ("plain", "padding", "bias") else seq * width - width * (width - 1) // 2
+        pairs = seq * width - width * (width - 1) // 2 if mask in ("causal", "window") else seq * seq
         moved = 4 * sum(prod(shape) for shape in (*inputs.values(), inputs["q"]))
-        beside = attention_name(heads, mask, 512) if seq == 509 else ""
+        beside = attention_name(heads, mask, ODD[seq]) if seq in ODD else ""
         points.append(
             Point(
                 attention_name(heads, mask, seq),
@@ -169,6 +170,7 @@ def attention(heads: Heads, mask: str, sizes: tuple[int, ...], *, quick: int = 0
             window=window,
             masked=mask == "padding",
             bias=mask == "bias",
+            shared_bias=mask == "shared bias",
         )
 
     fused = mask != "window" and grouped is None
@@ -188,9 +190,10 @@ def multi_head_attention(heads: Heads, mask: str) -> onnx.ModelProto:
     if mask == "padding":
         names[4] = "mask32"
         infos.append(helper.make_tensor_value_info("mask", TensorProto.INT64, ("batch", "seq")))
-    if mask == "bias":
+    if "bias" in mask:
         names[5] = "bias"
-        infos.append(helper.make_tensor_value_info("bias", TensorProto.FLOAT, (1, heads.queries, "seq", "seq")))
+        shape = (1, heads.queries if mask == "bias" else 1, "seq", "seq")
+        infos.append(helper.make_tensor_value_info("bias", TensorProto.FLOAT, shape))
     nodes = [helper.make_node("Cast", ["mask"], ["mask32"], to=TensorProto.INT32)] if mask == "padding" else []
     attributes: dict[str, Any] = {"num_heads": heads.queries, "unidirectional": int(mask == "causal")}
     nodes.append(helper.make_node("MultiHeadAttention", names, ["y"], domain="com.microsoft", **attributes))
@@ -396,10 +399,7 @@ def time_in_turns(runs: Mapping[str, Callable[[], object]], seconds: float) -> d
     taken: dict[str, list[float]] = {name: [] for name in runs}
     long: set[str] = set()
     for name, call in runs.items():
-        call()
-        start = time.perf_counter()
-        call()
-        if (time.perf_counter() - start) * 1e3 > LONG_MS:
+        if timed(call) > LONG_MS or timed(call) > LONG_MS:  # the first also warms up
             long.add(name)
     end, turns = time.perf_counter() + seconds, 0
     while turns < TURNS or time.perf_counter() < end:

@@ -22,11 +22,13 @@ def attention(
     masked: bool = False,
     window: int | None = None,
     bias: bool = False,
+    shared_bias: bool = False,
 ) -> onnx.ModelProto:
     """q, k, v: f32 [batch, seq, heads · size] → y like q; keys and values may have fewer heads, `kv_heads`.
 
-    `masked` adds an int64 mask [batch, seq], `bias` a f32 input [1, heads, seq, seq]. If `causal`, queries see
-    themselves and what is before them, no further back than `window` keys.
+    `masked` adds an int64 mask [batch, seq], `bias` a f32 input [1, heads, seq, seq], `shared_bias` one that all
+    heads share, [1, 1, seq, seq]. If `causal`, queries see themselves and what is before them, no further back than
+    `window` keys.
     """
     g = GraphWriter(OPSET)
     groups = kv_heads or heads
@@ -44,8 +46,8 @@ def attention(
         mask = g.op("Unsqueeze", g.input("mask", np.int64, ("batch", "seq")), g.constant([1, 2]))
         hidden = g.op("Sub", g.constant(1.0), g.op("Cast", mask, to=onnx.TensorProto.FLOAT))
         scores = g.op("Add", scores, g.op("Mul", hidden, g.constant(-10000.0)))
-    if bias:
-        scores = g.op("Add", scores, g.input("bias", np.float32, (1, heads, "seq", "seq")))
+    if bias or shared_bias:
+        scores = g.op("Add", scores, g.input("bias", np.float32, (1, 1 if shared_bias else heads, "seq", "seq")))
     if causal:
         length = g.op("Gather", g.op("Shape", names[0]), g.constant(1), axis=0)
         index = g.op("Range", g.constant(0), length, g.constant(1))
