@@ -4,10 +4,11 @@ Each case is a whole model that fuses to one kernel. Ours, ONNX Runtime (its def
 it has one for the case) and OpenVINO where it is installed take turns in one process, fp32, random data. With
 `--precision bf16` ours and OpenVINO round operands of products to bfloat16, our float32 kernel is a peer, and cases
 without products are left out. Out: rows in the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor",
-"error"}`, medians in microseconds; `floor` is the longer of two times: the multiply-adds at the measured peak, and the
-bytes (each tensor once) at the measured rate of the cache level that holds them, read or copied. The first size of
-every kernel is checked by `verify`; `error` is the largest difference from ONNX Runtime relative to the output's root
-mean square. Cases of odd sizes are followed by their time per multiply-add relative to that of the round size.
+"error"}`, medians in microseconds; `floor` is the longest of three times: the multiply-adds at the measured peak, the
+exponentials of programs over rows at theirs, and the bytes (each tensor once) at the measured rate of the cache level
+that holds them, read or copied. The first size of every kernel is checked by `verify`; `error` is the largest
+difference from ONNX Runtime relative to the output's root mean square. Cases of odd sizes are followed by their time
+per multiply-add relative to that of the round size.
 """
 
 import argparse
@@ -62,6 +63,7 @@ class Point:
     moved: int
     weights: int = 0
     copies: bool = False  # moves as much out as in
+    exponentials: int = 0
     round: str = ""  # the case with round sizes that this one is beside
     quick: bool = False
 
@@ -236,16 +238,16 @@ def rows() -> Iterator[Family]:
         name = f"{kind} {shape[1]}×{shape[2]}"
         yield Family(
             lambda kind=kind, width=shape[2]: regions.pointwise(kind, hidden=width),
-            (row(name, shapes, "x", quick=kind == "gelu"),),
+            (row(name, shapes, "x", exponentials=prod(shape), quick=kind == "gelu"),),
         )
     shapes = {"x": (1, 32, 512, 128), "cos": (512, 128), "sin": (512, 128)}
     yield Family(regions.rope, (row("RoPE 32×512×128", shapes, "x"),))
 
 
-def row(name: str, inputs: Shapes, like: str, *, quick: bool = False) -> Point:
+def row(name: str, inputs: Shapes, like: str, *, exponentials: int = 0, quick: bool = False) -> Point:
     """A program that gives out a tensor as large as input `like`."""
     moved = 4 * (sum(map(prod, inputs.values())) + prod(inputs[like]))
-    return Point(name, inputs, 0, moved, copies=True, quick=quick)
+    return Point(name, inputs, 0, moved, copies=True, exponentials=exponentials, quick=quick)
 
 
 # ---- measuring
@@ -308,7 +310,7 @@ class Machine:
             moving = moved / self.rate("L3 reads")
         else:
             moving = moved / 2 / self.rate(f"{level} copies")
-        return max(point.multiply_adds / self.products, moving)
+        return max(point.multiply_adds / self.products, point.exponentials / self.rate("exponentials"), moving)
 
     @property
     def products(self) -> float:

@@ -80,6 +80,7 @@ def measure_profile(toolchain: Toolchain, *, progress: Progress) -> Measured:
     for name, unit, probe in (
         ("f32 multiply-adds", "/s", "probe_fma"),
         ("clock under vector work", "Hz", "probe_clock"),
+        ("exponentials", "/s", "probe_exp"),
         ("int8 products", "/s", "probe_bytes"),
         ("bf16 products", "/s", "probe_bf16"),
     ):

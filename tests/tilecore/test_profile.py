@@ -52,4 +52,6 @@ def test_measuring_finds_rates_that_a_processor_can_have(object_cache: Path) -> 
     assert profile.dram_bytes < profile.l1_bytes
     assert profile.target == detect_profile().target
     assert measured.rate("L2 copies").alone > 0
+    exponentials = measured.rate("exponentials").alone / profile.clock / profile.target.lanes
+    assert 0.02 < exponentials < 0.5  # vectors a cycle: eleven instructions each, of which at most four start at once
     assert replace(profile, name="x") == replace(HardwareProfile.from_json(profile.to_json()), name="x")

@@ -65,6 +65,33 @@ PUBLIC double probe_fma(int64_t rounds, const float* values) {
     return (double)rounds * CHAINS * LANES / taken;
 }
 
+/* e^x to about 1e-7 without care for any edge: what exponentials cost at least. */
+static inline f32v plain_exp(f32v x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits */
+    const f32v shifted = x * 1.44269504f + magic;
+    const f32v r = x - (shifted - magic) * 0.693147181f;
+    f32v y = r * 0.00138888889f + 0.00833333333f;
+    y = y * r + 0.0416666667f;
+    y = y * r + 0.166666667f;
+    y = y * r + 0.5f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    return (f32v)((i32v)y + ((i32v)shifted << 23));
+}
+
+/* Exponentials of f32 a second, from and to L1. */
+PUBLIC double probe_exp(int64_t rounds, const float* values) {
+    enum { COUNT = 64 };
+    f32v in[COUNT], out[COUNT];
+    for (int i = 0; i < COUNT; i++) in[i] = values[0] * (float)i - (f32v){0};
+    const double start = now();
+    for (int64_t round = 0; round < rounds / 8; round++) {
+        _Pragma("GCC unroll 4") for (int i = 0; i < COUNT; i++) out[i] = plain_exp(in[i]);
+        __asm__ volatile("" : : "m"(out), "m"(in) : "memory");
+    }
+    return (double)(rounds / 8) * COUNT * LANES / (now() - start);
+}
+
 /* Products of bytes a second, summed in 32 bits: vpdpbusd, or vpmaddwd on bytes that were widened before. */
 PUBLIC double probe_bytes(int64_t rounds, const float* values) {
 #if defined(__AVX512VNNI__)
