@@ -11,7 +11,6 @@ cache. Rows are compared with a copy of as many bytes.
 """
 
 import argparse
-import importlib
 import json
 import math
 import multiprocessing
@@ -25,6 +24,7 @@ from typing import Any
 import h100_attention
 import h100_products
 import h100_rows
+from chart import plot
 from h100_case import Arrays, Case, Run, Tiles, torch
 
 from runtime.options import Options
@@ -255,28 +255,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         if row["kind"] == "program" and plain is not None and "window" not in row["case"]:
             lines.append(f"{row['case']}: {plain / row['ours']:.2f} of the speed without")
     return "\n".join(lines)
-
-
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """How many times faster than each peer, a row per case and a mark per peer."""
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    pyplot.rcParams["svg.fonttype"] = "none"  # text as text
-    figure, chart = pyplot.subplots(figsize=(9, 1 + 0.17 * len(rows)))
-    for peer in dict.fromkeys(name for row in rows for name in row["peers"]):
-        found = [(row["peers"][peer] / row["ours"], at) for at, row in enumerate(rows) if peer in row["peers"]]
-        chart.plot(*zip(*found, strict=True), "o", markersize=4, label=peer)
-    chart.axvline(1.0, color="black", linewidth=0.8)
-    chart.set_xscale("log", subs=(1.5, 2, 3, 4, 5, 6, 8))
-    for axis_format in (chart.xaxis.set_major_formatter, chart.xaxis.set_minor_formatter):
-        axis_format("{x:g}")
-    chart.set_yticks(range(len(rows)), [row["case"] for row in rows], fontsize=6)
-    chart.margins(y=0.01)
-    chart.invert_yaxis()
-    chart.set_xlabel("time of the peer / ours")
-    chart.legend(fontsize=7)
-    chart.grid(axis="x", which="both", linewidth=0.3)
-    figure.tight_layout()
-    figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The grid of single kernels against their peers: python -m benchmarks.kernels [--quick] [--threads N] [--json FILE]
+"""The grid of single kernels against their peers.
+
+    python -m benchmarks.kernels [--quick] [--threads N] [--json FILE] [--plot FILE]
 
 Each case is a whole model that fuses to one kernel. Ours, ONNX Runtime (its defaults, and its own fused operator where
 it has one for the case) and OpenVINO where it is installed take turns in one process, fp32, random data. With
@@ -28,6 +30,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from chart import plot
 from onnx import TensorProto, helper
 from whole_models import Row
 
@@ -257,6 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one case of each kind, measured briefly")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--plot", type=Path, help="where to draw the ratios, as SVG or PNG")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--threads", type=int, default=2, choices=(1, 2))
     parser.add_argument("--precision", default="f32", choices=("f32", "bf16"))
@@ -283,6 +287,8 @@ def main() -> None:
                 print(describe(found[-1], point, found), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    if arguments.plot:
+        plot([asdict(one) for one in found], arguments.plot)
 
 
 @dataclass(frozen=True)
