@@ -20,7 +20,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Var, binary, const, loads, nonnegative
 from tilecore.graph import Axis, TileGraph, build_graph, split_affine, stored_whole
 from tilecore.ir import Buffer, Gemm, Parallel, Program, Reduce
-from tilecore.needed import class_extents, in_scope, needed_extents, read_elsewhere
+from tilecore.needed import class_extents, in_scope, needed_extents, touched_elsewhere
 from tilecore.padding import Beyond, not_neutral
 from tilecore.span import Span
 from tilecore.target import RegisterTile, Target
@@ -266,7 +266,7 @@ def choose_vector_axis(parallel: Parallel, layouts: Mapping[str, Layout]) -> Var
 def _live_extents(graph: TileGraph) -> dict[int, Expr]:
     """Classes that may be cut, checked until the choice is consistent: dropping one can take away another's reason."""
     candidates: dict[int, tuple[Expr, Expr]] = {}  # class → (bound, live extent)
-    elsewhere = read_elsewhere(graph) | stored_whole(graph)
+    elsewhere = touched_elsewhere(graph) | stored_whole(graph)
     for index, extent in class_extents(graph).items():
         if index in elsewhere:
             continue

@@ -10,13 +10,13 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Op, Var, binary, const, loads, nonnegative, substitute, variables, walk
 from tilecore.contract.spec import Place
 from tilecore.graph import TileGraph, split_affine
-from tilecore.ir import Buffer, Parallel, Print, expressions, statements
+from tilecore.ir import Buffer, Copy, Parallel, Print, Tile, expressions, statements
 from tilecore.padding import Beyond, not_neutral
 
 
 def needed_extents(graph: TileGraph, live: Mapping[int, Expr]) -> dict[int, Expr]:
     """Axis class → number of elements that can matter, for the classes where a predicate bounds it."""
-    extents, elsewhere = class_extents(graph), read_elsewhere(graph)
+    extents, elsewhere = class_extents(graph), touched_elsewhere(graph)
     stored = _stored_classes(graph)
     needed: dict[int, Expr] = {}
     for index, bound in dict.fromkeys(_suggestions(graph)):
@@ -40,11 +40,12 @@ def class_extents(graph: TileGraph) -> dict[int, Expr]:
     return {index: next(iter(extents)) for index, extents in found.items() if len(extents) == 1}
 
 
-def read_elsewhere(graph: TileGraph) -> set[int]:
-    """Classes of which some element is read by another index than that of a point of its own.
+def touched_elsewhere(graph: TileGraph) -> set[int]:
+    """Classes of which some element is read, or writes, by another index than that of a point of its own.
 
-    Such a read (`s[i + 1]`, `s[0]`, `s[k]` in a loop over k, a tile that is printed) may be of an element past the live
-    ones, so that none may be left out.
+    Such a read (`s[i + 1]`, `s[0]`, `s[k]` in a loop over k, a slice that begins elsewhere, a tile that is printed) may
+    be of an element past the live ones, and such a write (`flat[8 * i + j]`) may be of one that others read, so that
+    none may be left out.
     """
     found: set[int] = set()
 
@@ -58,11 +59,23 @@ def read_elsewhere(graph: TileGraph) -> set[int]:
     for stmt in statements(graph.program.body):
         if isinstance(stmt, Parallel):
             around.update({id(store): stmt.axes for store in stmt.body})
+            moved = (e for store in stmt.body if isinstance(store.target, Buffer) for e in store.index)
+            found |= {graph.classes[axis] for e in moved if e not in stmt.axes for axis in variables(e) & {*stmt.axes}}
+        if isinstance(stmt, Copy):
+            found |= {graph.classes[axis] for tile in (stmt.src, stmt.dst) for axis in _moved_axes(tile)}
         for expr in expressions(stmt):
             look(expr, around.get(id(stmt), ()))
         if isinstance(stmt, Print) and isinstance(stmt.values, Buffer):
             found.update(graph.classes[stmt.values.name, i] for i in range(len(stmt.values.shape)))
     return found
+
+
+def _moved_axes(tile: Tile) -> Iterator[tuple[str, int]]:
+    """Axes of a buffer along which a side of a copy does not begin at its first element, or is that one alone."""
+    if isinstance(tile.source, Buffer):
+        for axis, (start, size, whole) in enumerate(zip(tile.origin, tile.shape, tile.source.shape, strict=True)):
+            if start != const(0) or (size == const(1) and whole != size):
+                yield tile.source.name, axis
 
 
 def in_scope(graph: TileGraph, index: int, bound: Expr) -> bool:

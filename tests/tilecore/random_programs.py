@@ -13,12 +13,13 @@ from tilecore import language as T
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Sym, const
 from tilecore.contract.spec import Tensor
-from tilecore.ir import Program
+from tilecore.ir import Program, updated_tensors
 from tilecore.language import Handle, Value
 from tilecore.trace import trace
 
 SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 11, 16, 17, 19, 33)
 BLOCKS = (1, 3, 4, 5, 8, 16, 24)
+UPDATED = (DType.F32, DType.F64, DType.I32, DType.I64)
 Rng = np.random.Generator
 
 
@@ -41,22 +42,37 @@ def random_program(seed: int) -> RandomProgram:
     turned = bool(rng.random() < 0.5)
     shapes: dict[str, tuple[Expr, ...]] = {
         "X": (m, n), "A": (m, k), "B": (n, k) if turned else (k, n), "R": (n, n), "bias": (n,), "keep": (m, n),
-        "Y": (m, n), "Z": (m,),
+        "Y": (m, n), "Z": (m,), "W": (n,),
     }  # fmt: skip
-    kinds = {"keep": DType.BOOL, "X": DType.F16 if rng.random() < 0.2 else DType.F32}
+    kinds = {
+        "keep": DType.BOOL,
+        "X": DType.F16 if rng.random() < 0.2 else DType.F32,
+        "W": UPDATED[int(rng.integers(len(UPDATED)))],
+    }
     operands = {name: Tensor(name, kinds.get(name, DType.F32), shape) for name, shape in shapes.items()}
+    levels = (int(rng.choice(SIZES)), 2 * int(rng.choice(SIZES)))
+    packed = str(rng.choice(["int4", "uint4"]))
 
-    def kernel(X: Handle, A: Handle, B: Handle, R: Handle, bias: Handle, keep: Handle, Y: Handle, Z: Handle) -> None:
-        _Writer(rng, X, A, B, R, bias, keep, turned=turned).write(Y, Z)
+    def kernel(
+        X: Handle, A: Handle, B: Handle, R: Handle, bias: Handle, keep: Handle, Y: Handle, Z: Handle, W: Handle,
+        Q: T.Tensor(levels, packed),  # type: ignore[valid-type]
+    ) -> None:  # fmt: skip
+        _Writer(rng, X, A, B, R, bias, keep, W, Q, turned=turned).write(Y, Z)
 
     program = trace(kernel, operands=operands)
     sizes = {"M": rows, "N": columns, "K": depth}
     arrays: dict[str, np.ndarray] = {}
-    for tensor in program.inputs:
+    for tensor in (*program.inputs, *updated_tensors(program)):
         shape = tuple(sizes[d.name] if isinstance(d, Sym) else int(str(d)) for d in tensor.shape)
-        values = rng.standard_normal(shape)
-        arrays[tensor.name] = values > 0 if tensor.dtype is DType.BOOL else values.astype(tensor.dtype.row.numpy)
+        arrays[tensor.name] = _values(rng, tensor.dtype, shape)
     return RandomProgram(seed, program, arrays)
+
+
+def _values(rng: Rng, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    if dtype is DType.U8:  # pairs of 4-bit integers
+        return rng.integers(0, 256, shape).astype(np.uint8)
+    values = rng.standard_normal(shape)
+    return values > 0 if dtype is DType.BOOL else (values * 4 if dtype.is_int else values).astype(dtype.row.numpy)
 
 
 @dataclass
@@ -70,6 +86,8 @@ class _Writer:
     R: Handle
     bias: Handle
     keep: Handle
+    W: Handle
+    Q: Handle
     turned: bool
     tiles: list[Handle] = field(default_factory=list[Handle])
     rows: list[Handle] = field(default_factory=list[Handle])
@@ -77,6 +95,7 @@ class _Writer:
     n: Any = None
     bm: int = 0
     bn: int = 0
+    joining: str = "add"  # one kind for all tasks: sums and maxima of one element do not commute
 
     def write(self, Y: Handle, Z: Handle) -> None:
         """A grid over blocks of rows, or of rows and columns; some statements; one or two outputs."""
@@ -84,14 +103,15 @@ class _Writer:
         self.bm = int(rng.choice(BLOCKS))
         whole = isinstance(columns, int) and rng.random() < 0.5
         self.bn = max(1, int(columns)) if whole and isinstance(columns, int) else int(rng.choice(BLOCKS))
-        steps = rng.integers(2, 8)
+        steps, self.joining = rng.integers(2, 8), str(rng.choice(["add", "max", "min"]))
         with T.Kernel(T.ceildiv(rows, self.bm), T.ceildiv(columns, self.bn)) as (m, n):
             self.m, self.n = m, n
             self.load()
             moves: list[Callable[[], None]] = [
                 self.load, self.compute, self.compute, self.update, self.reduce, self.reduce, self.row, self.product,
                 self.second_product, self.branch, self.loop, self.whole_numbers, self.narrow, self.running,
-                self.seen_otherwise, self.columns, self.turns, self.row_by_row, self.branches,
+                self.seen_otherwise, self.columns, self.turns, self.row_by_row, self.branches, self.update_output,
+                self.update_output, self.four_bits, self.levels_product, self.parts, self.truth, self.reducer,
             ]  # fmt: skip
             for _ in range(steps):
                 moves[int(rng.integers(len(moves)))]()
@@ -280,6 +300,105 @@ class _Writer:
                         self.scale(tile, 0.75)
                         with T.If(s == 1):
                             self.scale(tile, -1.0)
+
+    def update_output(self) -> None:
+        """Elements, neighbours or a row of an output that other tasks, other turns and other points join with, too."""
+        rng, source = self.rng, self.pick(self.tiles)
+        join = {"add": T.atomic_add, "max": T.atomic_max, "min": T.atomic_min}[self.joining]
+        match int(rng.integers(5)):
+            case 0:  # every row of the block meets in one element
+                for i, j in T.Parallel(self.bm, self.bn):
+                    join(self.W[self.n * self.bn + j], self.counted(source[i, j], i, j))
+            case 1:
+                column = T.alloc_fragment((self.bn,), self.W.dtype)
+                for j in T.Parallel(self.bn):
+                    column[j] = self.counted(source[0, j], 0, j)
+                join(self.W[self.n * self.bn : self.n * self.bn + self.bn], column)
+            case 2:  # places that data choose
+                for i, j in T.Parallel(self.bm, self.bn):
+                    place = T.cast(T.abs(self.exact(i, j)), T.int64) % 7
+                    with T.If(self.keep[self.m * self.bm + i, self.n * self.bn + j]):
+                        join(self.W[place], self.counted(source[i, j], i, j))
+            case 3:
+                for s in T.serial(T.min(self.m + 1, 3)):
+                    with T.If(self.n % 2 == 0):
+                        join(self.W[s * 2], self.counted(source[0, 0], s, 0))
+            case _:
+                row = T.alloc_fragment((self.bm, 4), self.W.dtype)
+                for i, j in T.Parallel(self.bm, 4):
+                    row[i, j] = self.counted(source[i, 0], i, j)
+                for i in T.Parallel(self.bm):
+                    if self.joining == "add":
+                        T.atomic_addx4(self.W[self.n + i], row[i, 0])
+                    else:
+                        join(self.W[self.n + i], row[i, 3])
+
+    def counted(self, value: Value, i: Any, j: Any) -> Value:
+        """`value`, or a whole number of the point, in the type of W."""
+        whole = (self.m * self.bm + i) * 3 - (self.n * self.bn + j)
+        return T.cast(whole % 11 - 5, self.W.dtype) if self.W.dtype.is_int else T.cast(T.tanh(value), self.W.dtype)
+
+    def four_bits(self) -> None:
+        """Packed 4-bit integers read element by element, and numbers cut to four bits."""
+        tile, cut = self.tile(), str(self.rng.choice(["int4", "uint4"]))
+        for i, j in T.Parallel(self.bm, self.bn):
+            level = T.cast(self.Q[self.m * self.bm + i, self.n * self.bn + j], T.int32)
+            number = T.cast(T.round(self.exact(i, j)), T.int32) + level
+            tile[i, j] = T.cast(level, T.float32) * 0.125 + T.cast(T.cast(number, cut), T.float32) * 0.0625
+        self.tiles.append(tile)
+
+    def levels_product(self) -> None:
+        """A product whose right side is unpacked from 4-bit integers: scaled floats, or whole numbers."""
+        whole, bk = bool(self.rng.random() < 0.4), int(self.rng.choice(BLOCKS))
+        kind, total = (T.int8, T.int32) if whole else (T.float32, T.float32)
+        a, b = T.alloc_shared((self.bm, bk), kind), T.alloc_shared((self.bn, bk), kind)
+        c, tile = T.alloc_fragment((self.bm, self.bn), total), self.tile()
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(self.Q.shape[1], bk)):
+            for i, j in T.Parallel(self.bm, bk):
+                number = T.cast((self.m + i * 3 + k * bk + j) % 9 - 4, kind)
+                a[i, j] = number if whole else number * 0.125
+            for i, j in T.Parallel(self.bn, bk):
+                level = T.cast(self.Q[self.n * self.bn + i, k * bk + j], kind)
+                b[i, j] = level if whole else level * 0.125
+            T.gemm(a, b, c, transpose_B=True)
+        for i, j in T.Parallel(self.bm, self.bn):
+            tile[i, j] = T.tanh(T.cast(c[i, j], T.float32) * 0.0625)
+        self.tiles.append(tile)
+
+    def parts(self) -> None:
+        """A slice of a tile filled, another copied, and the transposed tile."""
+        source, tile, turned = self.pick(self.tiles), self.tile(), T.alloc_fragment((self.bn, self.bm), T.float32)
+        cut = int(self.rng.integers(self.bm))
+        T.copy(source, tile)
+        T.fill(tile[cut : cut + 1, :], 0.25)
+        T.copy(source[cut : self.bm, :], tile[0 : self.bm - cut, :])
+        T.transpose(tile, turned)
+        result = self.tile()
+        for i, j in T.Parallel(self.bm, self.bn):
+            result[i, j] = turned[j, i] * 0.5 + T.ldexp(tile[i, j], T.cast(j % 3, T.int32) - 2)
+        self.tiles.append(result)
+
+    def truth(self) -> None:
+        """A tile of flags, and whether any or all of them are set."""
+        flags, tile = T.alloc_fragment((self.bm, self.bn), T.bool), self.pick(self.tiles)
+        for i, j in T.Parallel(self.bm, self.bn):
+            flags[i, j] = (self.exact(i, j) > 1.0) | self.keep[self.m * self.bm + i, self.n * self.bn + j]
+        found = (T.any_of if self.rng.random() < 0.5 else T.all_of)(flags)
+        with T.If(found):
+            self.scale(tile, 0.5)
+        for i, j in T.Parallel(self.bm, self.bn):
+            tile[i, j] = T.if_then_else(flags[i, j], tile[i, j], T.clamp(tile[i, j], -0.5, 0.5))
+
+    def reducer(self) -> None:
+        kind, source = str(self.rng.choice(["sum", "max", "min"])), self.pick(self.tiles)
+        result = T.alloc_reducer((self.bm,), T.float32, op=kind)
+        T.fill(result, 0.25)
+        for i, j in T.Parallel(self.bm, self.bn):
+            value = T.tanh(source[i, j]) * 0.5
+            result[i] = {"sum": lambda a, b: a + b, "max": T.max, "min": T.min}[kind](result[i], value)
+        T.finalize_reducer(result)
+        self.rows.append(result)
 
     def scale(self, tile: Handle, factor: float) -> None:
         for i, j in T.Parallel(self.bm, self.bn):

@@ -140,3 +140,64 @@ def test_a_grid_of_no_tasks_writes_nothing(call: Call, rows: int) -> None:
 
     a = RNG.standard_normal((rows, 5)).astype(np.float32)
     np.testing.assert_array_equal(call(kernel, a), a)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 7, 12])
+def test_a_slice_that_begins_elsewhere_brings_the_zeros_behind_the_data(call: Call, rows: int) -> None:
+    count = T.dynamic("rows")
+
+    def up(X: Tensor((count, 16)), Y: Tensor((count, 16))) -> None:  # type: ignore[valid-type]
+        with T.Kernel(T.ceildiv(count, 5)) as m:
+            a, b = T.alloc_shared((5, 16), "float32"), T.alloc_fragment((5, 16), "float32")
+            T.copy(X[m * 5, 0], a)
+            T.copy(a, b)
+            T.copy(a[1:5, :], b[0:4, :])
+            T.copy(b, Y[m * 5, 0])
+
+    def down(X: Tensor((count, 16)), Y: Tensor((count, 16))) -> None:  # type: ignore[valid-type]
+        with T.Kernel(T.ceildiv(count, 5)) as m:
+            a = T.alloc_shared((5, 16), "float32")
+            T.fill(a, 0.5)
+            T.copy(X[m * 5 : m * 5 + 4, :], a[1:5, :])
+            T.copy(a, Y[m * 5, 0])
+
+    data = DATA[:rows]
+    tiles = np.zeros((-(-rows // 5) * 5, 16), np.float32)
+    tiles[:rows] = data
+    tiles = tiles.reshape(-1, 5, 16)
+    raised = np.concatenate([tiles[:, 1:], tiles[:, 4:]], axis=1).reshape(-1, 16)[:rows]
+    lowered = np.concatenate([np.full_like(tiles[:, :1], 0.5), tiles[:, :4]], axis=1).reshape(-1, 16)[:rows]
+    np.testing.assert_array_equal(call(up, data), raised)
+    np.testing.assert_array_equal(call(down, data), lowered)
+
+
+@pytest.mark.parametrize("rows", [5, 7, 11])
+def test_elements_that_lie_elsewhere_in_a_flat_tile_are_all_written(call: Call, rows: int) -> None:
+    """Whether all of a tile is set counts what lies behind the data, which is 0 there."""
+    count = T.dynamic("rows")
+
+    def flagged(X: Tensor((count, 16)), Y: Tensor((count,))) -> None:  # type: ignore[valid-type]
+        with T.Kernel(T.ceildiv(count, 5)) as m:
+            a, flags = T.alloc_shared((5, 16), "float32"), T.alloc_fragment((5, 16), "bool")
+            T.copy(X[m * 5, 0], a)
+            for i, j in T.Parallel(5, 16):
+                flags[i, j] = a[i, j] != 0
+            whole = T.all_of(flags)
+            for i in T.Parallel(5):
+                Y[m * 5 + i] = T.if_then_else(whole, 1.0, 0.0)
+
+    def flat(X: Tensor((count, 16)), Y: Tensor((count,))) -> None:  # type: ignore[valid-type]
+        with T.Kernel(T.ceildiv(count, 5)) as m:
+            line, least = T.alloc_fragment((1, 80), "float32"), T.alloc_fragment((1,), "float32")
+            for i, j in T.Parallel(5, 16):
+                line[0, 16 * i + j] = X[m * 5 + i, j]
+            T.reduce_min(line, least, dim=1)
+            for i in T.Parallel(5):
+                Y[m * 5 + i] = least[0]
+
+    data = np.abs(DATA[:rows]) + 1
+    last = [1.0 if rows % 5 == 0 else 0.0] * (rows % 5 or 5)
+    np.testing.assert_array_equal(call(flagged, data), [1.0] * (rows - len(last)) + last)
+    tiles = np.zeros((-(-rows // 5) * 5, 16), np.float32)
+    tiles[:rows] = data
+    np.testing.assert_array_equal(call(flat, data), tiles.reshape(-1, 80).min(1).repeat(5)[:rows])
