@@ -33,18 +33,23 @@ Feeds = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """One layer: rows × depth × columns; `bits` and `block` of weights that MatMulNBits packs, else int8 (QDQ)."""
+    """One layer: rows × depth × columns; `bits` and `block` of weights that MatMulNBits packs, else int8 (QDQ).
+
+    `zeros`: every block has a zero point.
+    """
 
     rows: int
     depth: int
     columns: int
     bits: int = 0
     block: int = 0
+    zeros: bool = False
 
     @property
     def name(self) -> str:
         """What the row is called."""
-        kind = f"int{self.bits} weights in blocks of {self.block}" if self.bits else "int8 QDQ"
+        points = " with zero points" if self.zeros else ""
+        kind = f"int{self.bits} weights in blocks of {self.block}{points}" if self.bits else "int8 QDQ"
         return f"{kind} {self.rows}×{self.depth}×{self.columns}"
 
 
@@ -57,6 +62,12 @@ CASES = (
     Case(512, 3072, 768),
     Case(1, 4096, 4096, 4, 128),
     Case(1, 4096, 4096, 8, 32),
+    Case(1, 4096, 4096, 4, 16),
+    Case(1, 4096, 4096, 4, 64),
+    Case(1, 4096, 4096, 4, 32, zeros=True),
+    Case(1, 4096, 4099, 4, 32),
+    Case(1, 4096, 4096, 8, 128),
+    Case(1, 4096, 4099, 8, 32, zeros=True),
     Case(16, 4096, 4096, 4, 32),
     Case(128, 4096, 4096, 4, 32),
 )
@@ -103,7 +114,9 @@ def _packed(case: Case, folder: Path, options: Options, floor: float, seconds: f
     ours: list[float] = []
     error = 0.0
     for level in (0, 4):
-        model = quantized.packed(depth=case.depth, columns=case.columns, bits=case.bits, block=case.block, level=level)
+        model = quantized.packed(
+            depth=case.depth, columns=case.columns, bits=case.bits, block=case.block, level=level, zeros=case.zeros
+        )
         mine, theirs, error = _measure(model, f"packed{level}", feeds, folder, options, seconds)
         ours.append(mine)
         peers[f"onnxruntime level {level}"] = theirs

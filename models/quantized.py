@@ -38,16 +38,20 @@ def linear(*, depth: int, columns: int, seed: int = 0) -> onnx.ModelProto:
     return _model(nodes, constants, [1, "rows", depth], [1, "rows", columns])
 
 
-def packed(*, depth: int, columns: int, bits: int, block: int, level: int, seed: int = 0) -> onnx.ModelProto:
-    """MatMulNBits with one scale per `block` rows of a column; `level` is its accuracy_level."""
+def packed(
+    *, depth: int, columns: int, bits: int, block: int, level: int, zeros: bool = False, seed: int = 0
+) -> onnx.ModelProto:
+    """MatMulNBits with one scale per `block` rows of a column, and a zero point if asked; `level`: accuracy_level."""
     rng = np.random.default_rng(seed)
     blocks = -(-depth // block)
     constants = {
         "levels": rng.integers(0, 256, (columns, blocks, block * bits // 8)).astype(np.uint8),
         "scale": rng.uniform(0.01, 0.03, (columns, blocks)).astype(np.float32),
     }
+    if zeros:
+        constants["zeros"] = rng.integers(0, 256, (columns, -(-blocks * bits // 8))).astype(np.uint8)
     sizes: dict[str, Any] = {"K": depth, "N": columns, "bits": bits, "block_size": block, "accuracy_level": level}
-    node = helper.make_node("MatMulNBits", ["x", "levels", "scale"], ["y"], domain=MICROSOFT, **sizes)
+    node = helper.make_node("MatMulNBits", ["x", *constants], ["y"], domain=MICROSOFT, **sizes)
     return _model([node], constants, ["rows", depth], ["rows", columns])
 
 

@@ -19,6 +19,8 @@ Names = tuple[tuple[str, ...], ...]  # of registers, by row and vector
 
 ROWS = (4, 2, 1)  # that share the elements of b, most first
 SUMS = 8  # multiply-adds in flight
+AHEAD = 8192  # bytes from what is read to what is asked for: processors' own prefetchers stop at the end of a page
+LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,8 @@ def _byte_rows(printer: Expressions, stream: ByteStream, target: Target, count: 
     header = f"for (int64_t {group} = 0; {group} < {printer.scalar(stream.groups)}; {group}++)"
     with _block(printer, header, {stream.group: group}):
         levels = replace(stream.levels, offset=first * stream.levels.row + stream.group * stream.block)
+        for line in range(AHEAD, AHEAD + stream.block * stream.bits // 8 * PANEL, LINE):
+            printer.line(f"__builtin_prefetch({memory_name(stream.b)} + {printer.scalar(stream.offset)} + {line});")
         printer.line(f"i32v {sums}[{count * vectors}];")
         printer.line(
             f"dot_levels_{stream.bits}({count}, {_address(printer, levels)}, {printer.scalar(levels.row)}, "
