@@ -4,15 +4,16 @@ Every configuration that fits the machine is built, for single regions with an o
 ranked are those for a region of that length. Out: one row per case and number of threads, `{"case", "unit", "ours",
 "peers", "floor", "error"}`: `ours` is the time of the configuration recommended first, `peers` those of the best of the
 first five and of the best of all, in microseconds, `floor` the best of all again and `error` its lead over the first.
-Then: in how many cases the first is within 5 % of the best, and in how many one of the first five is. Configurations
-near the best and the first five are timed twice, and the second time counts: the luckiest of many is not the best.
+Then: in how many cases the first is within 5 % of the best, and in how many one of the first five is. All are timed
+briefly, those that may be the best and the first five again, longer, until few are left: the luckiest of many is not
+the best.
 """
 
 import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from whole_models import Row
 
 from fuser.find import find
 from fuser.load import load
-from models import regions
+from models import quantized, regions
 from models.graph import write
 from runtime.cost import machine_cost
 from runtime.machine import machine_profile
@@ -36,13 +37,10 @@ from tilecore.search import TURN_SECONDS, make_kernel, time_kernels
 from tilecore.toolchain import Source, find_toolchain
 
 NEAR = 1.05
-TURNS, QUICK_TURNS = 10, 3
 TOP = 5
-FINAL, FINAL_MICROS, MOST_TURNS = (
-    1.1,
-    3e6,
-    60,
-)  # those near the best are timed again, in more turns: noise picks no winner
+SIEVE = ((3, 1.4), (8, 1.15), (40, 1.0))  # turns, and how near to the best a time must be for the next ones
+QUICK_SIEVE = ((2, 1.4), (5, 1.0))
+MOST_SECONDS = 1.5  # of the turns of one step
 
 
 @dataclass(frozen=True)
@@ -61,17 +59,47 @@ def linear(rows: int, depth: int, columns: int) -> Case:
 
 
 def attention(seq: int, *, causal: bool = False) -> Case:
-    name = f"attention S={seq}{' causal' if causal else ''}"
-    return Case(name, lambda: regions.attention(causal=causal), seq)
+    return Case(f"attention S={seq}{' causal' if causal else ''}", lambda: regions.attention(causal=causal), seq)
+
+
+def wide_attention(seq: int, *, causal: bool) -> Case:
+    name = f"attention S={seq} 32/8x128{' causal' if causal else ''}"
+    return Case(name, lambda: regions.attention(heads=32, kv_heads=8, size=128, causal=causal), seq)
+
+
+def decode(past: int) -> Case:
+    return Case(f"decode KV={past}", lambda: regions.decode(heads=32, kv_heads=8, size=128), past)
+
+
+def levels(rows: int, depth: int, columns: int) -> Case:
+    return Case(f"int8 {rows}x{depth}x{columns}", lambda: quantized.linear(depth=depth, columns=columns), rows)
+
+
+def packed(rows: int, bits: int) -> Case:
+    return Case(
+        f"int{bits} weights {rows}x4096x4096",
+        lambda: quantized.packed(depth=4096, columns=4096, bits=bits, block=32, level=4),
+        rows,
+    )
 
 
 SHAPES = ((768, 768), (768, 3072), (3072, 768), (768, 2304))
 CASES = (
-    *(linear(rows, depth, columns) for rows in (128, 512) for depth, columns in SHAPES),
-    *(attention(seq, causal=causal) for seq in (128, 384, 512) for causal in (False, True)),
+    *(linear(rows, depth, columns) for rows in (1, 7, 128, 512, 1024) for depth, columns in SHAPES),
+    *(attention(seq, causal=causal) for seq in (128, 384, 512, 1500) for causal in (False, True)),
+    Case("attention S=1500 window 256", lambda: regions.attention(causal=True, window=256), 1500),
+    Case("attention S=512 masked", lambda: regions.attention(masked=True), 512),
+    Case("attention S=512 bias", lambda: regions.attention(bias=True), 512),
+    *(wide_attention(512, causal=causal) for causal in (False, True)),
+    *(decode(past) for past in (512, 2048, 8192)),
+    *(levels(rows, depth, columns) for rows in (128, 512) for depth, columns in ((768, 3072), (3072, 768))),
+    *(packed(rows, bits) for rows in (1, 16) for bits in (4, 8)),
     Case("skip + LayerNorm 512x768", regions.skip_layer_norm, 512),
-    *(linear(rows, depth, columns) for rows in (1, 7, 1024) for depth, columns in SHAPES),
-    *(attention(seq, causal=causal) for seq in (1500,) for causal in (False, True)),
+    Case("RMSNorm 512x4096", lambda: regions.norm(hidden=4096, rms=True), 512),
+    Case("softmax 6144x512", lambda: regions.pointwise("softmax", hidden=512), 6144),
+    Case("GELU 512x3072", lambda: regions.pointwise("gelu"), 512),
+    Case("SwiGLU 512x11008", lambda: regions.pointwise("swiglu", hidden=11008), 512),
+    Case("RoPE 32x512x128", regions.rope, 512),
 )
 QUICK = ("linear 128x768x768", "attention S=128", "skip + LayerNorm 512x768")
 
@@ -83,10 +111,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="how many threads a call has")
     parser.add_argument("--times", type=Path, help="write the time of every configuration to this file")
-    parser.add_argument("--turns", type=int, default=TURNS, help="how often each configuration is timed")
     arguments = parser.parse_args()
     options = Options.from_environment()
-    profile, turns = machine_profile(options), QUICK_TURNS if arguments.quick else arguments.turns
+    profile, sieve = machine_profile(options), QUICK_SIEVE if arguments.quick else SIEVE
     cases = [c for c in CASES if arguments.only in c.name and (not arguments.quick or c.name in QUICK)]
     rows: list[Row] = []
     hits: list[tuple[bool, bool]] = []
@@ -101,7 +128,7 @@ def main() -> None:
             for threads in arguments.threads:
                 own = replace(profile, cores=threads)
                 ranked = [c for c in rank(spec, own, own.target) if not c.rejected]
-                row, times = run(case, kernels, ranked, own, options, turns)
+                row, times = run(case, kernels, ranked, own, options, sieve)
                 rows.append(row)
                 every[row.case] = times
                 hits.append((row.ours <= NEAR * row.floor, row.peers["best of five"] <= NEAR * row.floor))
@@ -147,7 +174,7 @@ def make_object(spec: Spec, config: Mapping[str, int], profile: HardwareProfile)
 
 def run(
     case: Case, kernels: dict[str, Kernel], ranked: list[Candidate], profile: HardwareProfile, options: Options,
-    turns: int,
+    sieve: Sequence[tuple[int, float]],
 ) -> tuple[Row, list[tuple[str, float]]]:  # fmt: skip
     """The row of one case, and microseconds of every configuration in the order of ranking."""
     toolchain = find_toolchain(options.cache / "objects", options.compiler)
@@ -160,11 +187,14 @@ def run(
         )
         return [one.seconds[0] * 1e6 for one in timed]
 
-    micros = micros_of(order, turns)
-    near = [i for i, taken in enumerate(micros) if i < TOP or taken <= FINAL * min(micros)]
-    again = max(turns, min(MOST_TURNS, int(FINAL_MICROS / sum(max(micros[i], TURN_SECONDS * 1e6) for i in near))))
-    for i, taken in zip(near, micros_of([order[i] for i in near], again), strict=True):
-        micros[i] = taken
+    micros = [0.0] * len(order)
+    chosen = list(range(len(order)))
+    for turns, near in sieve:
+        room = MOST_SECONDS * 1e6 / max(1.0, sum(max(micros[i], TURN_SECONDS * 1e6) for i in chosen))
+        most = turns if not all(micros) else max(sieve[0][0], min(turns, int(room)))
+        for i, taken in zip(chosen, micros_of([order[i] for i in chosen], most), strict=True):
+            micros[i] = taken
+        chosen = [i for i in chosen if i < TOP or micros[i] <= near * min(micros)]
     best = min(micros)
     peers = {"best of five": min(micros[:TOP]), "best of all": best}
     row = Row(f"{case.name}, {profile.cores} threads", "us", micros[0], peers, best, micros[0] / best - 1)

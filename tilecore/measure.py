@@ -22,6 +22,9 @@ MOVED = 4 << 20  # bytes of one run, or the whole of what does not fit
 ROW = 2 * 12 * 64  # a multiple of the bytes that the probes of memory take at a time
 LEVELS = (("L1", "l1", 0.5), ("L2", "l2", 0.5), ("L3", "l3", 0.3), ("DRAM", "l3", 4.0))  # name, cache, share of it
 MOST = 512 << 20  # bytes of one buffer
+PAGE = 4096  # loads across two lines would take twice as long
+READ_IN_ALL = 1 << 30  # bytes, at most, of all tries of one probe, but of a few
+FEWEST_TRIES = 8
 Progress = Callable[[str], None]
 
 
@@ -89,9 +92,9 @@ def measure_profile(toolchain: Toolchain, *, progress: Progress) -> Measured:
         rates.append(probes.measure(name, unit, probe, arguments))
     for level, cache, share in LEVELS:
         size = min(int(getattr(base, cache) * share) // ROW * ROW, MOST)
-        buffers = [np.ones(size // 4, np.float32) for _ in range(base.cores if level != "L3" else 1)]
+        buffers = [_page_aligned(size) for _ in range(base.cores if level != "L3" else 1)]
         repeats = max(1, MOVED // size)
-        tries = TRIES if size <= MOVED else 5
+        tries = min(TRIES, max(FEWEST_TRIES, READ_IN_ALL // size))
         arguments = [
             [b.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(size), ctypes.c_int64(repeats)] for b in buffers
         ]
@@ -102,6 +105,13 @@ def measure_profile(toolchain: Toolchain, *, progress: Progress) -> Measured:
             rates.append(probes.measure(f"{level} copies", "B/s", "probe_copy", *arguments, tries=tries))
     known = all(cache_size(level) for level in (1, 2, 3))
     return Measured(_profile(base, {rate.name: rate.together for rate in rates}), tuple(rates), known)
+
+
+def _page_aligned(size: int) -> np.ndarray:
+    """Ones, of so many bytes, that begin where a page does."""
+    memory = np.ones(size // 4 + PAGE // 4, np.float32)
+    first = -memory.ctypes.data % PAGE // 4
+    return memory[first : first + size // 4]
 
 
 def _profile(base: HardwareProfile, together: dict[str, float]) -> HardwareProfile:

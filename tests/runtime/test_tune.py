@@ -1,6 +1,8 @@
 """Tuning and machine profiles between runs: what is kept, what is used, and what is said of broken files."""
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,34 @@ def test_text_of_configurations_and_classes() -> None:
     assert parse_config(config_text(config)) == config
     assert shape_class({"seq": 129, "batch": 1}) == "batch=1,seq=256"
     assert shape_class({}) == "static"
+
+
+@pytest.mark.parametrize("what", ["machine_key", "compiler_fingerprint"])
+def test_another_machine_or_compiler_has_records_of_its_own(
+    what: str, tmp_path: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of(linear(tmp_path), options)
+    tuned_store(options, 2).add(spec, "m=128", {"block_m=8": 10.0})
+    wider = spec_of(write(regions.linear(depth=32, columns=64), tmp_path / "wider.onnx"), options)
+    assert tuned_store(options, 2).best(wider) is None
+    monkeypatch.setattr(f"runtime.tuned.{what}", lambda: "b" * 64)
+    assert tuned_store(options, 2).best(spec) is None
+
+
+def tune_for(model: Path, options: Options, size: int) -> None:
+    tune(model, options=options, progress=quiet, top=3, sizes=(size,))
+
+
+@pytest.mark.cpu
+def test_two_processes_may_tune_at_once(tmp_path: Path, options: Options) -> None:
+    """Both measure one kernel, at sizes of their own, and neither loses what the other has found."""
+    model, sizes = linear(tmp_path), (8, 16, 32, 64)
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        for job in [pool.submit(tune_for, model, options, size) for size in sizes]:
+            job.result()
+    times = tuned_store(options, machine_profile(options).cores).times(spec_of(model, options))
+    assert set(times) == {f"batch=1,seq={size}" for size in sizes}
+    assert [len(row) for row in times.values()] == [3] * len(sizes)
 
 
 @pytest.mark.cpu

@@ -46,6 +46,13 @@ def test_the_last_core_is_done_when_nobody_has_more_to_take(
     assert busiest(Tasks(cycles, times), cores, CLOCK) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("tasks", "longest"), [(6, 100_000.0), (12, 50_000.0), (1200, 500.0 * 38)])
+def test_a_share_of_the_longest_chunk_is_what_uneven_cores_lose(tasks: int, longest: float) -> None:
+    """Of 1200 tasks, hosts make 32 chunks of 37 or 38."""
+    taken = busiest(Tasks([600_000.0 / tasks], tasks), 2, CLOCK, uneven=0.1)
+    assert taken == pytest.approx(300_000 + 0.1 * longest)
+
+
 def test_no_core_idles_while_there_is_work() -> None:
     """Whoever takes what comes next is done at most one chunk after an even share."""
     rng = random.Random(3)
