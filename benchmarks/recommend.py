@@ -11,6 +11,7 @@ the best.
 
 import argparse
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +39,8 @@ from tilecore.toolchain import Source, find_toolchain
 
 NEAR = 1.05
 TOP = 5
-SIEVE = ((3, 1.4), (8, 1.15), (40, 1.0))  # turns, and how near to the best a time must be for the next ones
-QUICK_SIEVE = ((2, 1.4), (5, 1.0))
+SIEVE = ((3, math.inf), (8, 1.4), (40, 1.15))  # turns, and how near to the best so far takes part in them
+QUICK_SIEVE = ((2, math.inf), (5, 1.4))
 MOST_SECONDS = 1.5  # of the turns of one step
 
 
@@ -187,15 +188,15 @@ def run(
         )
         return [one.seconds[0] * 1e6 for one in timed]
 
-    micros = [0.0] * len(order)
-    chosen = list(range(len(order)))
+    lead, best = [1.0] * len(order), TURN_SECONDS * 1e6  # of the best of the same turns: others had another machine
     for turns, near in sieve:
-        room = MOST_SECONDS * 1e6 / max(1.0, sum(max(micros[i], TURN_SECONDS * 1e6) for i in chosen))
-        most = turns if not all(micros) else max(sieve[0][0], min(turns, int(room)))
-        for i, taken in zip(chosen, micros_of([order[i] for i in chosen], most), strict=True):
-            micros[i] = taken
-        chosen = [i for i in chosen if i < TOP or micros[i] <= near * min(micros)]
-    best = min(micros)
+        chosen = [i for i in range(len(order)) if i < TOP or lead[i] <= near]
+        room = MOST_SECONDS * 1e6 / sum(max(lead[i] * best, TURN_SECONDS * 1e6) for i in chosen)
+        taken = micros_of([order[i] for i in chosen], max(sieve[0][0], min(turns, int(room))))
+        best = min(taken)
+        for i, time in zip(chosen, taken, strict=True):
+            lead[i] = time / best
+    micros = [one * best for one in lead]
     peers = {"best of five": min(micros[:TOP]), "best of all": best}
     row = Row(f"{case.name}, {profile.cores} threads", "us", micros[0], peers, best, micros[0] / best - 1)
     names = [" ".join(f"{name[6:]}={value}" for name, value in c.config.items()) for c in ranked]

@@ -377,7 +377,7 @@ def _attention(
     m, n = min(config["block_m"], queries), min(config["block_n"], keys)
     tiles = 4 * (m * n + m * width + m * depth)
     blocks = _cuts(queries, config["block_m"])
-    needed = needed_keys(bounds, queries, keys, config["block_m"])
+    needed = needed_keys(bounds, queries, keys, config)
     step = cache(lambda rows, size: _key_step(spec, machine, scoring, rows, size))
 
     def cycles(rows: int, seen: int) -> float:
@@ -411,17 +411,17 @@ def key_bounds(spec: AttentionSpec, machine: Machine) -> KeyBounds:
     return [(bound, machine.size(bound.offset)) for bound in score_of(spec).bounds]
 
 
-def needed_keys(bounds: KeyBounds, queries: int, keys: int, block: int) -> list[int]:
-    """How many keys each block of queries sees, as kernels cut them."""
+def needed_keys(bounds: KeyBounds, queries: int, keys: int, config: Mapping[str, int]) -> list[int]:
+    """How many keys each block of queries computes scores of: kernels begin with a whole tile, and end where they may."""
     seen: list[int] = []
-    for first in range(0, queries, block):
-        last = min(first + block, queries) - 1
+    for first in range(0, queries, config["block_m"]):
+        last = min(first + config["block_m"], queries) - 1
         start, stop = 0, keys
         for bound, offset in bounds:
             query = last if bound.upper == (bound.query_factor > 0) else first
             limit = query * bound.query_factor + offset
             start, stop = (start, min(stop, limit + 1)) if bound.upper else (max(start, limit), stop)
-        seen.append(max(0, stop - start))
+        seen.append(max(0, stop - start // config["block_n"] * config["block_n"]) if stop > start else 0)
     return seen
 
 

@@ -290,5 +290,5 @@ def _contiguous_view(view: View) -> bool:
 def _needed_share(spec: AttentionSpec, config: Mapping[str, int], machine: Machine) -> float:
     """The share of (query, key) tiles that the score's index predicates leave."""
     queries, keys = machine.size(spec.q.shape[2]), machine.size(spec.k.shape[2])
-    seen = needed_keys(key_bounds(spec, machine), queries, keys, config["block_m"])
+    seen = needed_keys(key_bounds(spec, machine), queries, keys, config)
     return sum(seen) / (keys * len(seen)) if keys and seen else 1.0

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tile_specs import axis, tensor
+from tile_specs import AttentionForm, attention_case, axis, tensor
 
 from tilecore.compile import prepare
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, const
 from tilecore.contract.narrow import narrowed
-from tilecore.contract.spec import ContractionSpec, Place, Result, Tensor, View
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Tensor, View
 from tilecore.engine import engine_for
 from tilecore.profile import HardwareProfile, profile_named
-from tilecore.recommend import rank
+from tilecore.recommend import Machine, key_bounds, needed_keys, rank
 
 OPEN = Sym("M")
 
@@ -87,6 +87,23 @@ def test_few_large_tasks_rank_behind_more_that_cores_can_share(depth: int) -> No
     spec, _ = prepare(linear(depth, 768, const(128)))
     best = rank(spec, profile, profile.target)[0].config
     assert -(-128 // best["block_m"]) * -(-768 // best["block_n"]) >= 12
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "past", "window", "near"])
+@pytest.mark.parametrize(("block_m", "block_n"), [(4, 8), (12, 5), (7, 64)])
+def test_keys_count_from_the_first_tile_that_is_seen_to_the_last_key(mask: str, block_m: int, block_n: int) -> None:
+    queries, keys = (20, 50) if mask == "past" else (50, 50)
+    spec = attention_case(AttentionForm(mask=mask), np.random.default_rng(0)).spec
+    assert isinstance(spec, AttentionSpec)
+    profile = profile_named("zen3")
+    machine = Machine(profile, profile.target, {"B": 1, "Q": queries, "K": keys})
+    q, k = np.arange(queries)[:, None] + keys - queries, np.arange(keys)
+    seen = {"none": k < keys, "window": (k <= q) & (q - k < 3), "near": abs(q - k) < 3}.get(mask, k <= q)
+    seen = np.broadcast_to(seen, (queries, keys))
+    columns = [np.flatnonzero(seen[first : first + block_m].any(axis=0)) for first in range(0, queries, block_m)]
+    expected = [int(some[-1]) + 1 - int(some[0]) // block_n * block_n for some in columns]
+    config = {"block_m": block_m, "block_n": block_n}
+    assert needed_keys(key_bounds(spec, machine), queries, keys, config) == expected
 
 
 def test_profiles_say_what_multiplies_bf16() -> None:
