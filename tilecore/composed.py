@@ -11,7 +11,7 @@ from tilecore import ir
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Load, Var, binary, const
 from tilecore.errors import TileError, user_span
-from tilecore.tiles import buffer_of, copy, count_of, reduce, target_of, update_element
+from tilecore.tiles import buffer_of, copy, count_of, reduce, running, target_of, update_element
 from tilecore.tracer import Handle, Region, allocate, current, reshaped_index, settled
 from tilecore.value import Value, assigned, convert, described, operate, plain
 
@@ -20,14 +20,8 @@ Flag = builtins.bool
 
 def cummax(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag = False) -> None:
     """`dst` (or `src` itself) = the largest so far of `src` along axis `dim`, from its end with `reverse`."""
-    source = buffer_of(src, "T.cummax")
-    target = target_of(src if dst is None else dst, "T.cummax")
-    rank = len(source.shape)
-    if not -rank <= dim < rank:
-        _fail(f"{src} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
-    if source.shape != target.shape or source.dtype is not target.dtype:
-        _fail(f"T.cummax of {src} into {Handle(target)}", "a result of the same shape and type")
-    tracer, span, axis = current("T.cummax"), user_span(), dim % rank
+    source, target, axis = running(src, dst, dim, "T.cummax")
+    tracer, span = current("T.cummax"), user_span()
     if source != target:
         copy(src, Handle(target))
     turn = Var(tracer.unique("k"), extent=target.shape[axis] - 1)

@@ -93,6 +93,7 @@ def _parallel(extents: list[Expr], span: Span, vector_axis: int | None = None) -
     _check_unpacked(user_frame(), len(names), "T.Parallel")
     axes = tuple(Var(tracer.unique(name), extent=size) for name, size in zip(names, extents, strict=True))
     scope = tracer.open("parallel", span)
+    scope.axes = axes
     values = tuple(Value(axis) for axis in axes)
     whole = False
     try:
@@ -297,9 +298,10 @@ class If:
         self.scope: Scope | None = None
 
     def __enter__(self) -> Self:
+        begin = len(self.tracer.scopes[-1].body) if self.tracer.scopes else 0
         self.scope = self.tracer.open("T.If", user_span())
         if self.scope.elementwise:
-            self.scope.guard = self.condition
+            self.scope.guard, self.scope.begin = self.condition, begin
         return self
 
     def __exit__(
@@ -310,7 +312,7 @@ class If:
             around = self.tracer.scopes[-1]
             if self.scope.elementwise:
                 around.body.extend(body)
-                around.tested = (len(around.body), self.condition)
+                around.tested = (len(around.body), self.scope)
             elif self.condition.expr == const(True):  # known while tracing: no condition at all
                 around.body.extend(body)
             else:
@@ -325,9 +327,9 @@ class Else:
         around = self.tracer.scopes[-1] if self.tracer.scopes else None
         last = around.body[-1] if around is not None and around.body else None
         self.condition: ir.If | None = None
-        self.guard: Value | None = None
+        self.tested: Scope | None = None  # the T.If inside T.Parallel that this is the other side of
         if around is not None and around.elementwise and around.tested and around.tested[0] == len(around.body):
-            self.guard = operate("not", around.tested[1])
+            self.tested = around.tested[1]
         elif isinstance(last, ir.If) and not last.otherwise:
             self.condition = last
         else:
@@ -336,7 +338,8 @@ class Else:
 
     def __enter__(self) -> Self:
         self.scope = self.tracer.open("T.Else", user_span())
-        self.scope.guard = self.guard
+        if self.tested is not None and self.tested.guard is not None:
+            self.scope.guard, self.scope.begin = operate("not", self.tested.guard), self.tested.begin
         return self
 
     def __exit__(

@@ -313,7 +313,7 @@ def compile(
     *,
     config: Mapping[str, int] | None = None,
     threads: int = 0,
-    cache: Path = DEFAULT_CACHE,
+    cache: Path | str = DEFAULT_CACHE,
     compiler: str | None = None,
     **hints: Any,
 ) -> JitKernel:
@@ -324,7 +324,7 @@ def compile(
     `pass_configs`, …) are for GPUs. TileError for a wrong kernel, KernelError for a wrong call, BuildError when there
     is no C compiler.
     """
-    settings = Settings(_positions(out_idx), threads, cache, compiler)
+    settings = Settings(_positions(out_idx), threads, Path(cache), compiler)
     return build(_function(function), settings, config=config)
 
 
@@ -454,12 +454,12 @@ def jit(
     *,
     out_idx: Sequence[int] | int | None = None,
     threads: int = 0,
-    cache: Path = DEFAULT_CACHE,
+    cache: Path | str = DEFAULT_CACHE,
     compiler: str | None = None,
     **hints: Any,
 ) -> Any:
     """Decorate a kernel, or a function that makes one, so that calling it compiles and runs it; see `compile`."""
-    settings = Settings(_positions(out_idx), threads, cache, compiler)
+    settings = Settings(_positions(out_idx), threads, Path(cache), compiler)
     if function is None:
         return lambda decorated: Jit(decorated, settings)
     return Jit(function, settings)

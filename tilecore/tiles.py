@@ -272,12 +272,10 @@ def clear(dst: Any) -> None:
 def reduce(src: Handle, dst: Handle, kind: str, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the `kind` of `src` over axis `dim` (see `ir.Reduce`); joined with the old `dst` unless `clear`."""
     source, target = buffer_of(src, f"T.reduce_{kind}"), target_of(dst, f"T.reduce_{kind}")
-    rank = len(source.shape)
-    if not -rank <= dim < rank:
-        _fail(f"{src} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
+    axis = axis_of(source, src, dim)
     if source.dtype is not target.dtype and source.dtype.row.kind == target.dtype.row.kind:
         source = _converted(source, target.dtype)
-    statement = ir.Reduce(kind, source, target, dim % rank, clear, user_span())
+    statement = ir.Reduce(kind, source, target, axis, clear, user_span())
     current("T.reduce").emit(statement, writes=target)
 
 
@@ -339,12 +337,25 @@ def reduce_bitxor(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -
 
 def cumsum(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag = False) -> None:
     """`dst` (or `src` itself) = the running sums of `src` along axis `dim`, from its end with `reverse`."""
-    source = buffer_of(src, "T.cumsum")
-    target = target_of(src if dst is None else dst, "T.cumsum")
+    source, target, axis = running(src, dst, dim, "T.cumsum")
+    current("T.cumsum").emit(ir.CumSum(source, target, axis, reverse, user_span()), writes=target)
+
+
+def running(src: Handle, dst: Handle | None, dim: int, what: str) -> tuple[ir.Buffer, ir.Buffer, int]:
+    """Source, result (`src` itself without `dst`) and axis of a statement that goes along one axis of a tile."""
+    source = buffer_of(src, what)
+    target = target_of(src if dst is None else dst, what)
+    if source.shape != target.shape or source.dtype is not target.dtype:
+        _fail(f"{what} of {src} into {Handle(target)}", "a result of the same shape and type")
+    return source, target, axis_of(source, src, dim)
+
+
+def axis_of(source: ir.Buffer, tile: Handle, dim: int) -> int:
+    """The axis that `dim` is, which counts from the end where it is negative."""
     rank = len(source.shape)
     if not -rank <= dim < rank:
-        _fail(f"{src} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
-    current("T.cumsum").emit(ir.CumSum(source, target, dim % rank, reverse, user_span()), writes=target)
+        _fail(f"{tile} has no axis {dim}", f"dim between {-rank} and {rank - 1}")
+    return dim % rank
 
 
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:

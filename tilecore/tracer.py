@@ -200,8 +200,10 @@ class Scope:
     span: Span
     body: list[Stmt] = field(default_factory=list)
     elementwise: bool = False
+    axes: tuple[Var, ...] = ()  # of a T.Parallel
     guard: Value | None = None
-    tested: tuple[int, Value] | None = None  # statements before a T.Else may follow, and the condition of its T.If
+    begin: int = 0  # statements of the body around it before a guarded one
+    tested: tuple[int, "Scope"] | None = None  # statements before a T.Else may follow, and the scope of its T.If
     before: dict[str, int] = field(default_factory=dict)
     inside: dict[str, int] = field(default_factory=dict)
     carried: dict[str, TileError] = field(default_factory=dict)
@@ -249,6 +251,7 @@ class Tracer:
     split: Var | None = None  # the axis of the grid whose tasks `T.join` brings together
     parts: list[Part] = field(default_factory=list)
     annotations: list[Annotation] = field(default_factory=list)
+    flags: set[str] = field(default_factory=set[str])  # buffers with what conditions inside T.Parallel were
     reducers: dict[str, str] = field(default_factory=dict)  # buffer → kind
     spread: set[Var] = field(default_factory=set[Var])  # axes that a `Parallel` of the program has
     vector_axes: dict[Var, Span] = field(default_factory=dict)  # axes of open T.Parallel loops that vectors run along
@@ -317,12 +320,33 @@ class Tracer:
         update: str = "",
     ) -> None:
         """Append a store of one element, under the guards around it."""
-        guards = [scope.guard for scope in self.scopes if scope.guard is not None]
+        guards = [self._guard(level) for level, scope in enumerate(self.scopes) if scope.guard is not None]
         self.uses(value, *used, *guards)
         guard = None
         for test in guards:
             guard = test.expr if guard is None else apply("and", guard, test.expr)
         self.emit(Store(target, position, value.expr, user_span(), guard, update), writes=target)
+
+    def _guard(self, level: int) -> Value:
+        """The condition of a T.If inside T.Parallel, as it was where the T.If stands: once something that it read is
+        written, flags of every point, which a tile holds.
+        """
+        scope, guard = self.scopes[level], self.scopes[level].guard
+        assert guard is not None
+        axes = tuple(axis for around in self.scopes[:level] for axis in around.axes)
+        extents = tuple(axis.extent for axis in axes if axis.extent is not None)
+        moving = any(isinstance(atom, Var) for dim in extents for atom in walk(dim))
+        if moving or all(self.versions[name] == version for name, version in guard.reads):
+            return guard
+        if any(name in self.flags for name, _ in guard.reads):
+            return guard
+        flags = Buffer(self.unique("flags"), DType.BOOL, extents, "fragment", scope.span)
+        self.buffers.append(flags)
+        self.flags.add(flags.name)
+        self.versions[flags.name] = self.tick()
+        self.scopes[level - 1].body.insert(scope.begin, Store(flags, axes, guard.expr, scope.span))
+        scope.guard = Value(Load(flags, axes, scope.span), frozenset({(flags.name, self.versions[flags.name])}))
+        return scope.guard
 
     def finish(self, body: tuple[Stmt, ...], threads: Any, span: Span) -> None:
         """The end of a `T.Kernel`: what it allocated is gone."""

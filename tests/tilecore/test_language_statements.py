@@ -275,3 +275,46 @@ def test_no_memory_for_tiles_is_said(object_cache: Path) -> None:
 
     with pytest.raises(tilecore.KernelError, match=r"no memory for the \d+ bytes of its tiles"):
         tilecore.compile(kernel, out_idx=0, cache=object_cache)()
+
+
+def test_a_condition_inside_parallel_is_what_it_was_where_the_if_stands(same: Check) -> None:
+    """Its branches write what it has read: a tile by its own sign, three ways, and turn by turn."""
+
+    @T.prim_func
+    def kernel(A: Tensor((M, N)), C: Tensor((M, N))) -> None:  # type: ignore[valid-type]
+        with T.Kernel(T.ceildiv(M, 4)) as m:
+            a = T.alloc_shared((4, N), "float32")
+            T.copy(A[m * 4, 0], a)
+            for i, j in T.Parallel(4, N):
+                if a[i, j] < 0:
+                    a[i, j] = -2 * a[i, j]
+                elif a[i, j] < 0.5:
+                    a[i, j] = 7.0
+                else:
+                    a[i, j] = a[i, j] - 1
+                    a[i, j] = a[i, j] * 3
+                if a[i, j] > 0:
+                    for _ in T.serial(3):
+                        a[i, j] = a[i, j] - 0.4
+                        if a[i, j] < 0:
+                            a[i, j] = a[i, j] * 0.5
+                        else:
+                            a[i, j] = a[i, j] + 0.1
+            T.copy(a, C[m * 4, 0])
+
+    a = values(M, N)
+    wanted = np.select([a < 0, a < 0.5], [-2 * a, np.full_like(a, 7)], 3 * (a - 1)).astype(np.float64)
+    turned = wanted.copy()
+    for _ in range(3):
+        turned = np.where(turned - 0.4 < 0, (turned - 0.4) * 0.5, turned - 0.3)
+    same(kernel, [a], np.where(wanted > 0, turned, wanted))
+
+
+def test_the_folder_of_a_cache_may_be_a_text(object_cache: Path) -> None:
+    def kernel(A: Tensor((4,)), C: Tensor((4,))) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            for i in T.Parallel(4):
+                C[i] = A[i]
+
+    a = values(4)
+    np.testing.assert_array_equal(tilecore.compile(kernel, out_idx=1, cache=str(object_cache))(a), a)
