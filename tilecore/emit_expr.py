@@ -388,6 +388,8 @@ def literal(value: Const) -> str:
     """The C literal of a constant, exact to the bit."""
     if value.dtype is DType.BOOL:
         return "1" if value.value else "0"
+    if value.value == -(2**63):  # there is no literal of 2**63 to negate
+        return "INT64_MIN"
     if value.dtype.is_int:
         return f"INT64_C({value.value})" if abs(int(value.value)) >= 2**31 else str(value.value)
     number = float(value.value)

@@ -207,6 +207,7 @@ def lift(value: object, like: DType | None = None) -> Value:
             user_span(),
             instead="index a tile with one value per axis, inside `for … in T.Parallel(…)`",
         )
+    _check_range(value, like)
     if like is None:
         return Value(const(value))
     own = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
@@ -216,14 +217,29 @@ def lift(value: object, like: DType | None = None) -> Value:
         raise TileError(
             f"cannot mix {like} and the Python {own} {value!r}",
             user_span(),
-            instead=f"T.cast(…, {name_of(like if own == 'int' else DType.F32)}) on one side",
+            instead=f"T.cast(…, {name_of(DType.F32 if own == 'float' else like)}) on one side",
         )
     return Value(const(value, like))
 
 
+def _check_range(number: Number, like: DType | None) -> None:
+    """TileError for a whole number that the integers of `like` do not reach."""
+    if not isinstance(number, int) or (like is not None and not like.is_int):
+        return
+    dtype = like or DType.I64
+    low, high = dtype.range
+    if not low <= number <= high:
+        raise TileError(
+            f"{number} is no {dtype}: these are {low} to {high}",
+            user_span(),
+            instead=f"a wider type on the other side, or T.cast({number}, {name_of(dtype)}), "
+            f"its lowest {dtype.bits} bits",
+        )
+
+
 def operate(name: str, *operands: object) -> Value:
     """`OPS[name]` of operands brought to one type. TileError when they have none in common."""
-    values = together(operands)
+    values = together(operands, of_bits=name in LOGIC)
     kind = values[0].dtype.row.kind
     if name in LOGIC or name in ("shl", "shr"):
         return _bitwise(name, values)
@@ -313,7 +329,7 @@ def dtype_of(dtype: Any) -> DType:
 def convert(value: object, dtype: DType) -> Value:
     """`value` as `dtype`, whatever its type; a number becomes a constant."""
     if isinstance(value, int | float | bool):
-        return Value(const(value, dtype))
+        return Value(const(_folded(value, dtype) if dtype.is_int else value, dtype))
     found = lift(value)
     return found if found.dtype is dtype else Value(cast(found.expr, dtype, span=user_span()), found.reads)
 
@@ -330,8 +346,8 @@ def assigned(value: object, dtype: DType) -> Value:
     return convert(found, dtype)
 
 
-def together(operands: tuple[object, ...]) -> tuple[Value, ...]:
-    """The operands as Values of one type."""
+def together(operands: tuple[object, ...], *, of_bits: bool = False) -> tuple[Value, ...]:
+    """The operands as Values of one type. `of_bits`: a number may be a pattern of all bits, such as 0xFF of an int8."""
     known = [lift(operand) for operand in operands if not _is_number(operand)]
     if not known:
         floats = any(isinstance(operand, float) for operand in operands)
@@ -341,7 +357,24 @@ def together(operands: tuple[object, ...]) -> tuple[Value, ...]:
         dtype = _wider(dtype, value.dtype)
     if dtype.is_int and any(isinstance(operand, float) for operand in operands):
         dtype = DType.F32
+    if of_bits and dtype.is_int:
+        operands = tuple(_pattern(operand, dtype) if isinstance(operand, int) else operand for operand in operands)
     return tuple(lift(operand, dtype) if _is_number(operand) else convert(lift(operand), dtype) for operand in operands)
+
+
+def _pattern(number: int, dtype: DType) -> int:
+    """A number of all bits of `dtype` as the one of its range with these bits."""
+    low, high = dtype.range
+    return _folded(number, dtype) if low <= number <= high - low else number
+
+
+def _folded(number: Number, dtype: DType) -> int:
+    """A Python number as an integer of `dtype`, as casts make it: whole ones keep their lowest bits."""
+    low, high = dtype.range
+    if isinstance(number, float):
+        with np.errstate(invalid="ignore"):
+            return int(np.float64(number).astype(dtype.row.numpy))
+    return (int(number) - low) % (high - low + 1) + low
 
 
 def _is_number(operand: object) -> bool:

@@ -83,6 +83,17 @@ def barrier() -> None:
         T.mbarrier_wait_parity(0, 1)
 
 
+def number_of_no_byte(A: Tensor((8,), "int8"), C: Tensor((8,), "bool")) -> None:  # type: ignore[valid-type]
+    with T.Kernel(1) as _:
+        for i in T.Parallel(8):
+            C[i] = A[i] < 300
+
+
+def negative_byte(C: Tensor((8,), "uint8")) -> None:  # type: ignore[valid-type]
+    with T.Kernel(1) as _:
+        T.fill(C[0:8], -1)
+
+
 MISTAKES = (
     (typo, "the tile language has no T.alloc_shard", "T.alloc_shard", "T.alloc_shared"),
     (numpy_function, "numpy's exp of the symbolic value A[i]", "np.exp(A[i])", "T.exp"),
@@ -99,6 +110,8 @@ MISTAKES = (
     (while_over_points, "a T.While inside T.Parallel", "T.While(a[i] > 0)", "T.serial with `if`"),
     (ones_outside, "1.0 outside of view A: f32[8], where 0 is read", "T.annotate_safe_value({A: 1.0})",
      "T.if_then_else"),
+    (number_of_no_byte, "300 is no i8: these are -128 to 127", "A[i] < 300", "T.cast(300, T.int8), its lowest 8 bits"),
+    (negative_byte, "-1 is no u8: these are 0 to 255", "T.fill(C[0:8], -1)", "a wider type"),
     (barrier, "T.mbarrier_wait_parity is for GPU threads", "T.mbarrier_wait_parity", "such as T.copy"),
 )  # fmt: skip
 

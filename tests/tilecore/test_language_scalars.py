@@ -233,6 +233,43 @@ def test_limits(dtype: str) -> None:
     assert T.max_value(dtype) == info.max
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_limits_in_kernels(dtype: str, object_cache: Path) -> None:
+    """Where reductions begin, too."""
+    low, high = T.min_value(dtype), T.max_value(dtype)
+
+    def kernel(A: T.Tensor((3, 9), dtype), C: T.Tensor((4, 9), dtype)) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            a, most = T.alloc_shared((3, 9), dtype), T.alloc_fragment((9,), dtype)
+            T.copy(A, a)
+            T.reduce_max(a, most, dim=0)
+            T.copy(most, C[0, :])
+            for j in T.Parallel(9):
+                C[1, j] = T.max(A[0, j], low)
+                C[2, j], C[3, j] = low, high
+
+    a = (RNG.standard_normal((3, 9)) * 9).astype(TYPES[dtype])
+    found = tilecore.compile(kernel, out_idx=1, cache=object_cache)(a)
+    np.testing.assert_array_equal(found, np.stack([a.max(0), a[0], np.full_like(a[0], low), np.full_like(a[0], high)]))
+
+
+def test_numbers_of_python_as_integers(object_cache: Path) -> None:
+    """Casts keep the lowest bits, as numpy's of arrays do; patterns of bits may be written without a sign."""
+
+    def kernel(A: T.Tensor((8,), "int8"), C: T.Tensor((8, 8), "int8")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            for i in T.Parallel(8):
+                C[0, i], C[1, i], C[2, i] = A[i] & 0xF0, A[i] | 0x80, A[i] ^ 255
+                C[3, i], C[4, i], C[5, i] = T.cast(300, "int8"), T.cast(-1.9, "int8"), T.cast(True, "int8")
+                C[6, i] = T.cast(T.cast(A[i], "int32") & 0xFFFF0000, "int8")
+                C[7, i] = T.cast(T.cast(1e20, "int32") >> 24, "int8")
+
+    a = np.array([0, 1, -1, 127, -128, 5, 77, -7], np.int8)
+    ones, patterns = np.ones_like(a), np.array([0xF0, 0x80, 255], np.uint8).view(np.int8)
+    wanted = [a & patterns[0], a | patterns[1], a ^ patterns[2], 44 * ones, -ones, ones, 0 * ones, -128 * ones]
+    np.testing.assert_array_equal(tilecore.compile(kernel, out_idx=1, cache=object_cache)(a), np.stack(wanted))
+
+
 def test_types_by_their_names(object_cache: Path) -> None:
     x = RNG.uniform(-3, 3, COUNT).astype(np.float32)
     given: list[Function] = [

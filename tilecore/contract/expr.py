@@ -174,7 +174,8 @@ def const(value: int | float | bool, dtype: DType | None = None) -> Const:
     if dtype is None:
         dtype = DType.BOOL if isinstance(value, bool) else DType.I64 if isinstance(value, int) else DType.F32
     if dtype.is_float:
-        return Const(float(np.asarray(value).astype(dtype.row.numpy)), dtype)
+        with np.errstate(over="ignore"):  # infinity, as rounding says
+            return Const(float(np.asarray(value).astype(dtype.row.numpy)), dtype)
     return Const(bool(value) if dtype is DType.BOOL else int(value), dtype)
 
 

@@ -233,6 +233,8 @@ def literal(value: Const) -> str:
     if value.dtype is DType.BOOL:
         return "true" if value.value else "false"
     if not value.dtype.is_float:
+        if value.value == -(2**63):  # there is no literal of 2**63 to negate
+            return "(-9223372036854775807ll - 1)"
         return f"{value.value}" if abs(value.value) < 2**31 else f"{value.value}ll"
     number = float(value.value)
     if math.isnan(number):
