@@ -62,7 +62,7 @@ def touched_elsewhere(graph: TileGraph) -> set[int]:
             moved = (e for store in stmt.body if isinstance(store.target, Buffer) for e in store.index)
             found |= {graph.classes[axis] for e in moved if e not in stmt.axes for axis in variables(e) & {*stmt.axes}}
         if isinstance(stmt, Copy):
-            found |= {graph.classes[axis] for tile in (stmt.src, stmt.dst) for axis in _moved_axes(tile)}
+            found |= {graph.classes[axis] for axis in (*_moved_axes(stmt.src, reads=True), *_moved_axes(stmt.dst))}
         for expr in expressions(stmt):
             look(expr, around.get(id(stmt), ()))
         if isinstance(stmt, Print) and isinstance(stmt.values, Buffer):
@@ -70,11 +70,11 @@ def touched_elsewhere(graph: TileGraph) -> set[int]:
     return found
 
 
-def _moved_axes(tile: Tile) -> Iterator[tuple[str, int]]:
-    """Axes of a buffer along which a side of a copy does not begin at its first element, or is that one alone."""
+def _moved_axes(tile: Tile, *, reads: bool = False) -> Iterator[tuple[str, int]]:
+    """Axes of a buffer along which a side of a copy does not begin at its first element, or reads that one alone."""
     if isinstance(tile.source, Buffer):
-        for axis, (start, size, whole) in enumerate(zip(tile.origin, tile.shape, tile.source.shape, strict=True)):
-            if start != const(0) or (size == const(1) and whole != size):
+        for axis, (start, size) in enumerate(zip(tile.origin, tile.shape, strict=True)):
+            if start != const(0) or (reads and size == const(1)):
                 yield tile.source.name, axis
 
 

@@ -201,3 +201,23 @@ def test_elements_that_lie_elsewhere_in_a_flat_tile_are_all_written(call: Call, 
     tiles = np.zeros((-(-rows // 5) * 5, 16), np.float32)
     tiles[:rows] = data
     np.testing.assert_array_equal(call(flat, data), tiles.reshape(-1, 80).min(1).repeat(5)[:rows])
+
+
+@pytest.mark.parametrize("columns", [3, 4, 7])
+def test_a_row_alone_behind_the_data_is_zero(call: Call, columns: int) -> None:
+    """Rows of a right operand that is one row, packed for the product: there are fewer of them than columns."""
+
+    def kernel(A: Tensor((5, 24), "int8"), B: Tensor((3, 24), "int8"), C: Tensor((5, columns), "int32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(columns) as n:
+            a, b = T.alloc_shared((5, 24), "int8"), T.alloc_shared((1, 24), "int8")
+            c = T.alloc_fragment((5, 1), "int32")
+            T.copy(A, a)
+            for i, j in T.Parallel(1, 24):
+                b[i, j] = B[n + i, j]
+            T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+            for i, j in T.Parallel(5, 1):
+                C[i, n + j] = c[i, j]
+
+    a, b = (RNG.integers(-9, 9, (rows, 24)).astype(np.int8) for rows in (5, 3))
+    padded = np.concatenate([b, np.zeros((4, 24), np.int8)])[:columns]
+    np.testing.assert_array_equal(call(kernel, a, b), a.astype(np.int64) @ padded.T)
