@@ -412,7 +412,7 @@ def key_bounds(spec: AttentionSpec, machine: Machine) -> KeyBounds:
 
 
 def needed_keys(bounds: KeyBounds, queries: int, keys: int, config: Mapping[str, int]) -> list[int]:
-    """How many keys each block of queries computes scores of: kernels begin with a whole tile, and end where they may."""
+    """How many keys each block of queries computes scores of: they begin with a whole tile, and end where they may."""
     seen: list[int] = []
     for first in range(0, queries, config["block_m"]):
         last = min(first + config["block_m"], queries) - 1
