@@ -11,7 +11,19 @@ from dataclasses import replace
 
 from tilecore.contract.expr import Const, Expr, Op, Var, const, loads, substitute, variables
 from tilecore.graph import split_affine
-from tilecore.loops import Loop, LoopProgram, LoopStmt, Memory, Mma, Put, Stream, Touch, VectorLoop, loop_statements
+from tilecore.loops import (
+    FewRows,
+    Loop,
+    LoopProgram,
+    LoopStmt,
+    Memory,
+    Mma,
+    Put,
+    Stream,
+    Touch,
+    VectorLoop,
+    loop_statements,
+)
 
 LINE_BYTES = 64
 MOST_BYTES = 8192  # of one tile: a quarter of the smallest first-level cache
@@ -29,7 +41,7 @@ def touch_ahead(program: LoopProgram) -> LoopProgram:
 
 
 def _multiplies(stmt: LoopStmt) -> bool:
-    return any(isinstance(part, Mma | Stream) for part in loop_statements((stmt,)))
+    return any(isinstance(part, Mma | FewRows | Stream) for part in loop_statements((stmt,)))
 
 
 def _touches(stmt: LoopStmt, task: Var, *, write: bool) -> Iterator[LoopStmt]:

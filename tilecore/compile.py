@@ -15,22 +15,24 @@ from typing import Protocol
 from tilecore.blocks import finish_in_blocks
 from tilecore.canonical import canonical
 from tilecore.clears import start_from_products
+from tilecore.contract.expr import Expr, binary, const
 from tilecore.contract.spec import AttentionSpec, Spec, Tensor, check, outputs_of
 from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
 from tilecore.emit_c import emit_c
 from tilecore.emit_expr import ELEMENT, EmitError
-from tilecore.emit_host import Signature, symbol_order
+from tilecore.emit_host import Signature, Special, symbol_order
 from tilecore.expand import expand_products, expand_reductions, is_narrow, pack_operands, widen_operands
 from tilecore.infer import Plan, describe_plan, infer
 from tilecore.ir import Gemm, Program, statements
 from tilecore.library import kernel_for
+from tilecore.loops import LoopProgram
 from tilecore.lower import lower
 from tilecore.pack import pack_constants
 from tilecore.printer import print_program
 from tilecore.profile import HardwareProfile
 from tilecore.recommend import Recommendation, recommend
-from tilecore.reshape import heads_as_queries
+from tilecore.reshape import heads_as_queries, single_query
 from tilecore.scale import scale_queries
 from tilecore.target import Target
 from tilecore.trace import trace
@@ -88,15 +90,18 @@ def compile_spec(
     target = profile.target if profile.target in targets else targets[0]
     choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, target)
     program = trace(function, inputs=packed_spec.inputs, operands=operands, extents=choice.config)
+    special = _of_one_query(packed_spec, profile, target)
     sides = packed_spec.inputs, outputs_of(packed_spec)
     signature = Signature(PLACEHOLDER, *sides, work_of(packed_spec), spec.requires, packed_spec.lookups)
     needed = targets_of(program, targets)
-    texts = {target.name: _emit(program, signature, target) for target in needed}
+    texts = {target.name: _emit(program, special, signature, target) for target in needed}
     name = kernel_name(label, texts)
     sources = {target: text.replace(PLACEHOLDER, name) for target, text in texts.items()}
     kernel = Kernel(name, function.__name__, packed_spec, packed, choice.config, sources, choice.why)
     if dump:
         _dump_stages(kernel, program, needed, dump)
+        if special:
+            dump(f"31_program_{kernel.name}_where_{special.condition}.txt", print_program(special.program))
     return kernel
 
 
@@ -105,6 +110,28 @@ def prepare(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
     if isinstance(spec, AttentionSpec):
         spec = heads_as_queries(spec) or spec  # keys and values of heads that share them are read once
     return pack_constants(scale_queries(canonical(spec)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Special:
+    """A tile program for calls whose dims fulfil `condition`."""
+
+    condition: Expr
+    program: Program
+
+
+def _of_one_query(spec: Spec, profile: HardwareProfile, target: Target) -> _Special | None:
+    """A program for calls with a single query, where keys and values are read once for the heads that share them; None
+    where no heads do, or the number of queries is known.
+    """
+    found = single_query(spec) if isinstance(spec, AttentionSpec) else None
+    shared = heads_as_queries(found[1]) if found else None
+    if found is None or shared is None:
+        return None
+    function, operands = kernel_for(shared)
+    config = recommend(shared, profile, target).config
+    program = trace(function, inputs=shared.inputs, operands=operands, extents=config)
+    return _Special(binary("eq", found[0], const(1)), program)
 
 
 def kernel_name(label: str, texts: Mapping[str, str]) -> str:
@@ -145,8 +172,13 @@ def check_limits(tensors: tuple[Tensor, ...]) -> None:
             raise EmitError(f"a {tensor.dtype} tensor: CPU kernels read and write only {known} yet{advice}")
 
 
-def _emit(program: Program, signature: Signature, target: Target) -> str:
-    return emit_c(finish_in_blocks(lower(plan_of(program, target)), target), signature, target)
+def _emit(program: Program, special: _Special | None, signature: Signature, target: Target) -> str:
+    own = special and Special(special.condition, _lowered(special.program, target))
+    return emit_c(_lowered(program, target), signature, target, own)
+
+
+def _lowered(program: Program, target: Target) -> LoopProgram:
+    return finish_in_blocks(lower(plan_of(program, target)), target)
 
 
 def passes_for(target: Target) -> tuple[Callable[[Program], Program], ...]:

@@ -26,9 +26,16 @@ from tilecore.emit_expr import (
     memory_name,
     unrounded,
 )
-from tilecore.emit_host import Signature, aligned, descriptor, flags, scratch_bytes, symbol_order
+from tilecore.emit_host import Signature, Special, aligned, descriptor, dispatch, flags, scratch_bytes, symbol_order
 from tilecore.emit_lookups import emit_lookups
-from tilecore.emit_product import in_tiles, kind_of, product_function, product_text
+from tilecore.emit_product import (
+    few_declaration,
+    few_function,
+    in_tiles,
+    kind_of,
+    product_function,
+    product_text,
+)
 from tilecore.emit_stream import emit_byte_stream, emit_rounding, emit_stream
 from tilecore.graph import split_affine
 from tilecore.loops import (
@@ -36,6 +43,7 @@ from tilecore.loops import (
     Branch,
     ByteStream,
     Check,
+    FewRows,
     Fold,
     Let,
     Loop,
@@ -77,28 +85,32 @@ def lanes_of(fold: Fold) -> str:
     return f"{fold.kind}_lanes" if fold.into.dtype is DType.F32 else f"{fold.kind}_lanes_{fold.into.dtype}"
 
 
-def emit_c(program: LoopProgram, signature: Signature, target: Target) -> str:
-    """The translation unit of one kernel."""
+def emit_c(program: LoopProgram, signature: Signature, target: Target, special: Special | None = None) -> str:
+    """The translation unit of one kernel; `special` serves those of its calls that it is for."""
     names = {symbol: f"n{i}" for i, symbol in enumerate(symbol_order(signature.inputs))}
     printer = _Kernel(program, names, target)
-    run = printer.run_function(signature)
+    runs = [printer.run_function("run_general" if special else "run")]
+    if special:
+        runs += [_Kernel(special.program, names, target).run_function("run_special"), *dispatch(special, names)]
     parts = [
         f"/* {signature.name}: {program.name} for {target.name} */",
         '#include "tile_kernel.h"',
         '#include "tile_cpu.h"',
         '#include "tile_host.h"',
         *([f'__attribute__((visibility("default"))) int32_t {FAILED};'] if printer.checks else []),
-        *_products(program, target),
-        run,
+        *_products((program, special.program) if special else (program,), target),
+        *runs,
         *emit_lookups(signature, names),
-        *descriptor(program, signature, names, target),
+        *descriptor(program, signature, names, target, special),
     ]
     return "\n".join(parts) + "\n"
 
 
-def _products(program: LoopProgram, target: Target) -> list[str]:
-    kinds = dict.fromkeys(kind_of(stmt) for stmt in loop_statements(program.body) if isinstance(stmt, Mma))
-    return [line for kind in kinds for line in product_text(kind, program.tile, target)]
+def _products(programs: tuple[LoopProgram, ...], target: Target) -> list[str]:
+    parts = [part for program in programs for part in loop_statements(program.body)]
+    kinds = dict.fromkeys(kind_of(part) for part in parts if isinstance(part, Mma))
+    few = dict.fromkeys(few_declaration(part, target) for part in parts if isinstance(part, FewRows))
+    return [*(line for kind in kinds for line in product_text(kind, programs[0].tile, target)), *few]
 
 
 def _has_tiles(program: LoopProgram, target: Target) -> bool:
@@ -120,11 +132,12 @@ class _Kernel(Expressions):
 
     # ---- the function around the grid
 
-    def run_function(self, signature: Signature) -> str:
+    def run_function(self, name: str) -> str:
+        """The C function called `name` that runs tasks."""
         program = self.program
         head = self.scopes[0]
-        for number, name in enumerate(self.symbols.values()):
-            head.lines.append(f"const int64_t {name} = symbols[{number}];")
+        for number, symbol in enumerate(self.symbols.values()):
+            head.lines.append(f"const int64_t {symbol} = symbols[{number}];")
         for memory in program.memories:
             if memory.kind != "scratch":
                 qualifier = "const " if memory.kind == "input" else ""
@@ -150,10 +163,10 @@ class _Kernel(Expressions):
         text = [*head.lines, "for (int64_t task = begin; task < end; task++) {", *_indent(body), "}"]
         if _has_tiles(program, self.target):
             text = [*head.lines, "tile_begin();", *text[len(head.lines) :], "tile_end();"]
-        unused = [f"(void){name};" for name in ("symbols", "inputs", "outputs", "scratch", "copied")]
+        unused = [f"(void){given};" for given in ("symbols", "inputs", "outputs", "scratch", "copied")]
         return "\n".join(
             [
-                "static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,",
+                f"static void {name}(const int64_t* symbols, const void* const* inputs, void* const* outputs,",
                 "                void* scratch, int64_t* copied, int64_t begin, int64_t end) {",
                 *_indent(unused + drop_unused(text)),
                 "}",
@@ -228,7 +241,7 @@ class _Kernel(Expressions):
             case VectorLoop():
                 self._vector_loop(stmt)
                 self.forget(_written((stmt,)))
-            case Mma():
+            case Mma() | FewRows():
                 self._mma(stmt)
                 self.forget(_written((stmt,)))
             case Stream():
@@ -301,15 +314,20 @@ class _Kernel(Expressions):
         if put.guard is None:
             self.scopes[-1].names["scalar", Load(put.memory, (put.offset,))] = value
 
-    def _mma(self, mma: Mma) -> None:
+    def _mma(self, mma: Mma | FewRows) -> None:
         def operand(part: Operand) -> str:
             return f"{memory_name(part.memory)} + {self.scalar(part.offset)}"
 
         a, b, c = mma.a, mma.b, mma.c
-        function = product_function(kind_of(mma), self.program.tile, self.target)
+        step = b.row
+        if isinstance(mma, FewRows):
+            function = few_function(mma, self.target)
+            step = b.row if b.column == const(1) else b.column
+        else:
+            function = product_function(kind_of(mma), self.program.tile, self.target)
         self.line(
             f"{function}({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, "
-            f"{operand(b)}, {self.scalar(b.row)}, {operand(c)}, {self.scalar(c.row)}, "
+            f"{operand(b)}, {self.scalar(step)}, {operand(c)}, {self.scalar(c.row)}, "
             f"{self.scalar(mma.rows)}, {self.scalar(mma.columns)}, {self.scalar(mma.depth)}, {int(mma.clear)});"
             f"{_where(mma.span)}"
         )
@@ -446,7 +464,7 @@ def _written(body: tuple[LoopStmt, ...]) -> set[Memory]:
         match stmt:
             case Put():
                 written.add(stmt.memory)
-            case Mma() | Stream() | ByteStream():
+            case Mma() | FewRows() | Stream() | ByteStream():
                 written.add(stmt.c.memory)
             case RoundRows():
                 written.update(part.memory for part in stmt.made)

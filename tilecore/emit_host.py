@@ -7,7 +7,7 @@ shape is an error with both numbers, never a read past the end.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilecore.contract.expr import Const, Expr, Op, Sym, binary, const, rewrite
+from tilecore.contract.expr import Const, Expr, Op, Sym, binary, const, rewrite, select
 from tilecore.contract.spec import Lookup, Tensor, extent_of
 from tilecore.loops import LoopProgram, Memory, Once, loop_statements
 from tilecore.target import Target
@@ -75,13 +75,43 @@ def symbol_lines(names: Mapping[str, str]) -> list[str]:
     return [f"    const int64_t {name} = symbols[{i}]; (void){name};" for i, name in enumerate(names.values())]
 
 
-def descriptor(program: LoopProgram, signature: Signature, names: Mapping[str, str], target: Target) -> list[str]:
-    """Everything after `run` and `check`: bind, shape, tasks, scratch, work and the table."""
-    symbols = symbol_lines(names)
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A program for calls whose dims fulfil `condition`."""
+
+    condition: Expr
+    program: LoopProgram
+
+
+def dispatch(special: Special, names: Mapping[str, str]) -> list[str]:
+    """`run`, which is `run_special` where the condition holds and `run_general` elsewhere."""
+    arguments = "symbols, inputs, outputs, scratch, copied, begin, end"
+    return [
+        "static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,",
+        "                void* scratch, int64_t* copied, int64_t begin, int64_t end) {",
+        *symbol_lines(names),
+        f"    ({size_text(special.condition, names)} ? run_special : run_general)({arguments});",
+        "}",
+    ]
+
+
+def _sizes(program: LoopProgram) -> tuple[Expr, Expr, Expr]:
+    """Tasks of a call, how many in a row share copies, and bytes of scratch."""
     tasks = _product([extent_of(axis) for axis in program.grid])
     group = extent_of(program.grid[0]) if flags(program) else const(1)
     memories = [scratch_bytes(memory) for memory in program.memories if memory.kind == "scratch"]
-    total = _sum([*memories, *(aligned(once.count) for once in flags(program))])
+    return tasks, group, _sum([*memories, *(aligned(once.count) for once in flags(program))])
+
+
+def descriptor(
+    program: LoopProgram, signature: Signature, names: Mapping[str, str], target: Target, special: Special | None
+) -> list[str]:
+    """Everything after `run` and `check`: bind, shape, tasks, scratch, work and the table."""
+    symbols = symbol_lines(names)
+    tasks, group, total = _sizes(program)
+    if special:
+        both = zip(_sizes(special.program), (tasks, group, total), strict=True)
+        tasks, group, total = (select(special.condition, one, other) for one, other in both)
     return [
         _bind(signature, names),
         *_size_function("int64_t", "tasks", tasks, symbols, names),

@@ -8,13 +8,15 @@ register tile of its own. Products of floats are therefore units that the kernel
 name, and linking adds what is called.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from tilecore.contract.dtype import DType
+from tilecore.contract.expr import const
 from tilecore.contract.panel import PANEL
 from tilecore.infer import choose_register_tile
-from tilecore.loops import Mma
+from tilecore.loops import FewRows, Mma
 from tilecore.target import RegisterTile, Target
 
 WIDE_ROWS = (1, 2)
@@ -90,7 +92,42 @@ def product_function(kind: ProductKind, tile: RegisterTile, target: Target) -> s
     return f"tile_{kind.function}_{target.name.replace('-', '_')}"
 
 
-def shared_units(texts: Iterable[str], target: Target) -> tuple[SharedUnit, ...]:
+FEW_LEFT = {"f32": "float", "bf16": "uint16_t"}  # C types of left operands of few rows, by how they are read
+FEW_RIGHT = {"f32": "float", "f16": "uint16_t", "bf16": "uint16_t", "rounded": "float"}
+FEW_ARGUMENTS = (
+    "(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b, int64_t ldb,\n"
+    "    float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear);"
+)
+
+
+def few_function(few: FewRows, target: Target) -> str:
+    """The C name of a product of few rows: all are of the library, by form, types and instruction set."""
+    right = "rounded" if few.rounded else few.b.memory.dtype
+    form = "sum" if few.b.column == const(1) else "dot"
+    return _few_name(form, str(few.a.memory.dtype), str(right), target)
+
+
+def _few_name(form: str, left: str, right: str, target: Target) -> str:
+    return f"tile_few_{form}_{left}_{right}_{target.name.replace('-', '_')}"
+
+
+def few_declaration(few: FewRows, target: Target) -> str:
+    """The C declaration of that function."""
+    right = "rounded" if few.rounded else str(few.b.memory.dtype)
+    arguments = FEW_ARGUMENTS.format(a=FEW_LEFT[str(few.a.memory.dtype)], b=FEW_RIGHT[right])
+    return f"void {few_function(few, target)}{arguments}"
+
+
+def _few_units(texts: Iterable[str], target: Target) -> Iterator[SharedUnit]:
+    for form, (left, a), (right, b) in product(("dot", "sum"), FEW_LEFT.items(), FEW_RIGHT.items()):
+        name = _few_name(form, left, right, target)
+        if any(f"{name}(" in text for text in texts):
+            head = f"/* Products of few rows for {target.name} that kernels share. */"
+            stamp = f"TILE_FEW_{form.upper()}({name}, {left}, {a}, {right}, {b})"
+            yield SharedUnit(name, f'{head}\n#include "tile_few.h"\n{stamp}\n')
+
+
+def shared_units(texts: Collection[str], target: Target) -> tuple[SharedUnit, ...]:
     """The units with what is shared among kernels and called in `texts`."""
     tile = choose_register_tile(target)
     shared = {product_function(kind, tile, target): kind for kind in KINDS.values()}
@@ -98,7 +135,7 @@ def shared_units(texts: Iterable[str], target: Target) -> tuple[SharedUnit, ...]
         SharedUnit(name, _unit_text(replace(kind, function=name), tile, target))
         for name, kind in shared.items()
         if name != kind.function and any(f"{name}(" in text for text in texts)
-    )
+    ) + tuple(_few_units(texts, target))
 
 
 def _unit_text(kind: ProductKind, tile: RegisterTile, target: Target) -> str:

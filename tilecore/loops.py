@@ -150,6 +150,24 @@ class Mma:
 
 
 @dataclass(frozen=True, slots=True)
+class FewRows:
+    """c[rows × columns] (+)= a[rows × depth] · b[depth × columns] for few rows, b read where it lies: no panels.
+
+    One of b's steps is 1; where that is the row's, so is a's column step. `rounded`: b to bf16 on the way.
+    """
+
+    a: Operand
+    b: Operand
+    c: Operand
+    rows: Expr
+    columns: Expr
+    depth: Expr
+    clear: bool
+    rounded: bool = False
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """c[rows × columns] (+)= Σ_g factor(g) · Σ_p a[row, g · size + p] · value(g, p), for few rows.
 
@@ -288,6 +306,7 @@ LoopStmt = (
     | Fold
     | VectorLoop
     | Mma
+    | FewRows
     | Stream
     | Blocks
     | RoundRows

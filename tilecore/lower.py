@@ -5,7 +5,7 @@ what is inside), products become register tiles, copies become packing loops or 
 place, and copies that do not depend on the fastest grid axis are kept across it (`Once`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, Slot, live_var, panel_size, row_stride, slot_size
@@ -17,11 +17,13 @@ from tilecore.contract.expr import (
     Expr,
     Load,
     Op,
+    Sym,
     Var,
     binary,
     cast,
     const,
     loads,
+    nonnegative,
     select,
     substitute,
     variables,
@@ -51,6 +53,7 @@ from tilecore.ir import (
 from tilecore.loops import (
     Branch,
     Check,
+    FewRows,
     Let,
     Loop,
     LoopProgram,
@@ -67,7 +70,7 @@ from tilecore.loops import (
     VectorLoop,
     loop_statements,
 )
-from tilecore.operands import affine_operand, as_stored, index_of, operands_in_place, source_index
+from tilecore.operands import Lying, index_of, operands_in_place, operands_lying, source_index, stored_rows
 from tilecore.rows import is_row_wise, lower_rows, put_of
 from tilecore.streams import FEW_ROWS, Computed, computed_operands, whole_depth
 
@@ -91,6 +94,8 @@ class Lowering:
     in_place: dict[str, Operand]
     kept: dict[Copy, Kept]
     computed: dict[str, Computed]  # right operands that products of few rows compute as they go, by buffer
+    lying: dict[str, Lying]  # right operands that products of few rows read where they lie, by buffer
+    never_many: Collection[str]  # those of them that no product needs packed
 
     def live(self, axis: Axis, full: Expr) -> Expr:
         """How many elements of an axis the work covers."""
@@ -112,10 +117,12 @@ def lower(plan: Plan) -> LoopProgram:
     plan = _resolved(plan, Addresses(plan, tensors, {}))
     addresses = Addresses(plan, tensors, {})
     in_place = operands_in_place(plan, addresses)
-    kept = _kept_copies(plan.graph, in_place)
+    lying = {name: one for name, one in operands_lying(plan, addresses).items() if _may_lie(one, plan, in_place)}
+    never_many = [name for name, one in lying.items() if nonnegative(FEW_ROWS - _first_rows(one.gemm, plan))]
+    kept = _kept_copies(plan.graph, (*in_place, *never_many))
     slots: dict[str, Slot] = {}
     for buffer in program.buffers:
-        if buffer.name in in_place:
+        if buffer.name in in_place or buffer.name in never_many:
             continue
         size = slot_size(plan, buffer)
         copies = next((kept[c] for c in kept if c.dst.source == buffer), None)
@@ -123,7 +130,8 @@ def lower(plan: Plan) -> LoopProgram:
         shift = size * copies.index if copies else const(0)
         slots[buffer.name] = Slot(Memory(buffer.name, buffer.dtype, total, "scratch"), size, shift)
     addresses = replace(addresses, slots=slots)
-    lowering = Lowering(plan, addresses, in_place, kept, computed_operands(plan, addresses, in_place))
+    computed = computed_operands(plan, addresses, (*in_place, *lying))
+    lowering = Lowering(plan, addresses, in_place, kept, computed, lying, never_many)
     body = tuple(_body(program.body, lowering))
     rounded = (part.memory for stmt in loop_statements(body) if isinstance(stmt, RoundRows) for part in stmt.made)
     memories = (*tensors.values(), *(slot.memory for slot in slots.values()), *dict.fromkeys(rounded))
@@ -182,6 +190,8 @@ def _statement(stmt: Stmt, lowering: Lowering) -> Iterator[LoopStmt]:
                 tuple(_body(stmt.then, lowering)),
                 tuple(_body(stmt.otherwise, lowering)),
             )
+        case Gemm() if stmt.b.name in lowering.lying:
+            yield from _lying_or_packed(stmt, lowering.lying[stmt.b.name], lowering)
         case Gemm() if stmt.b.name in lowering.computed:
             yield from _few_or_many(stmt, lowering.computed[stmt.b.name], lowering)
         case Gemm():
@@ -269,14 +279,22 @@ def _nest(axes: tuple[Var, ...], put: Put) -> LoopStmt:
 # ---- products
 
 
+def _rows(gemm: Gemm, plan: Plan) -> Expr:
+    return plan.extent((gemm.c.name, 0), gemm.c.shape[0])
+
+
 def _product(gemm: Gemm, lowering: Lowering) -> Mma:
-    (_, rows), (_, columns) = gemm_axes(gemm)
+    return _product_with(gemm, _operand(gemm.b, lowering, swapped=False), lowering)
+
+
+def _product_with(gemm: Gemm, b: Operand, lowering: Lowering) -> Mma:
+    _, (_, columns) = gemm_axes(gemm)
     depth, _ = depth_axes(gemm)
     return Mma(
         _operand(gemm.a, lowering, swapped=gemm.transpose_a),
-        _operand(gemm.b, lowering, swapped=False),
+        b,
         _operand(gemm.c, lowering, swapped=False),
-        lowering.live(rows, gemm.c.shape[0]),
+        _rows(gemm, lowering.plan),
         lowering.live(columns, gemm.c.shape[1]),
         lowering.live(depth, gemm.a.shape[depth[1]]),
         gemm.clear,
@@ -285,9 +303,47 @@ def _product(gemm: Gemm, lowering: Lowering) -> Mma:
     )
 
 
+def _first_rows(gemm: Gemm, plan: Plan) -> Expr:
+    """The rows of the first task: as many as there are, up to a tile."""
+    first: dict[Expr, Expr] = {axis: const(0) for axis in plan.program.grid}
+    return substitute(_rows(gemm, plan), first)
+
+
+def _may_lie(lying: Lying, plan: Plan, in_place: Mapping[str, Operand]) -> bool:
+    """Whether few rows may meet a large right operand, which is to be packed, and the left one has the right strides.
+
+    For more rows, what packing takes is less than what panels save; where rows are as many as columns or the depth,
+    few of them have little to pack.
+    """
+    gemm, rows = lying.gemm, _first_rows(lying.gemm, plan)
+    if gemm.b.name in in_place or gemm.c.dtype is not DType.F32 or nonnegative(rows - (FEW_ROWS + 1)):
+        return False
+    sizes = {part for i, extent in enumerate(gemm.b.shape) for part in walk(plan.extent((gemm.b.name, i), extent))}
+    symbols = {part for part in sizes if isinstance(part, Sym)}
+    if symbols and symbols <= set(walk(rows)):
+        return False
+    left = in_place.get(gemm.a.name)
+    side_by_side = not gemm.transpose_a and (left is None or left.column == const(1))
+    return side_by_side or lying.operand.column == const(1)
+
+
+def _lying_or_packed(gemm: Gemm, lying: Lying, lowering: Lowering) -> Iterator[LoopStmt]:
+    """Few rows read b where it lies; for more, it is packed first."""
+    there = _product_with(gemm, lying.operand, lowering)
+    few = FewRows(
+        there.a, there.b, there.c, there.rows, there.columns, there.depth, gemm.clear, lying.rounded, gemm.span
+    )
+    if gemm.b.name in lowering.never_many:
+        yield few
+    else:
+        condition = binary("le", _first_rows(gemm, lowering.plan), const(FEW_ROWS))
+        yield Branch(condition, (few,), (*_filled_copy(lying.copy, lowering), _product(gemm, lowering)))
+
+
 def _steps(loop: For, start: Expr, stop: Expr, lowering: Lowering) -> Iterator[LoopStmt]:
     """A loop; where it is over the depth of products whose right operands are computed, two forms of it."""
-    products = {stmt: _product(stmt, lowering) for stmt in loop.body if isinstance(stmt, Gemm)}
+    gemms = [stmt for stmt in loop.body if isinstance(stmt, Gemm) and stmt.b.name in lowering.computed]
+    products = {stmt: _product(stmt, lowering) for stmt in gemms}
     streams = whole_depth(loop, products, lowering.computed, lowering.plan, lowering.addresses)
     if streams:
         licences = [stmt.byte_block for stmt in loop.body if isinstance(stmt, Gemm)]
@@ -332,7 +388,11 @@ def _operand(buffer: Buffer, lowering: Lowering, *, swapped: bool) -> Operand:
 
 
 def _copy(copy: Copy, lowering: Lowering) -> Iterator[LoopStmt]:
-    if isinstance(copy.dst.source, Buffer) and copy.dst.source.name in (*lowering.in_place, *lowering.computed):
+    if isinstance(copy.dst.source, Buffer) and copy.dst.source.name in (
+        *lowering.in_place,
+        *lowering.computed,
+        *lowering.lying,
+    ):
         return
     yield from _filled_copy(copy, lowering)
 
@@ -388,7 +448,7 @@ def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
     depth_extent = lowering.filled((buffer.name, 1 - layout.column), buffer.shape[1 - layout.column])
     slot = lowering.addresses.slots[buffer.name]
     size = panel_size(lowering.plan, buffer)
-    transposed = _transposed_source(copy, buffer, columns, depth_extent, lowering)
+    transposed = _transposed_source(copy, buffer, lowering)
     if transposed:
         rounded = transposed.memory.dtype is DType.F32 and copy.src.source.dtype is DType.BF16
         yield PackTransposed(transposed, slot.memory, slot.shift, size, columns, depth_extent, rounded, copy.span)
@@ -434,29 +494,15 @@ def _shared(value: Expr, depth: Var) -> bool:
     return any(isinstance(part, Op) and part.name == "mod" and depth in variables(part) for part in walk(value))
 
 
-def _transposed_source(copy: Copy, buffer: Buffer, columns: Expr, depth: Expr, lowering: Lowering) -> Operand | None:
+def _transposed_source(copy: Copy, buffer: Buffer, lowering: Lowering) -> Operand | None:
     view = copy.src.source
-    if not isinstance(view, View) or buffer.dtype not in (DType.F32, DType.BF16):
-        return None
-    kinds = (DType.F32, DType.F16, DType.BF16) if buffer.dtype is DType.F32 else (DType.F32, DType.BF16)
-    if view.dtype is DType.BF16:  # rounded on the way, or as it is
-        kinds = (DType.F32, DType.BF16)
-        match view.value:
-            case Op(name="cast", args=(stored,)) if stored.dtype is DType.F32:
-                view = replace(view, value=stored)
-            case _:
-                pass
-    elif view.dtype is not buffer.dtype:
-        return None
-    column = live_var("column", columns)
-    level = live_var("depth", depth)
-    inner = (column, level) if lowering.plan.layouts[buffer.name].column == 0 else (level, column)
-    load = lowering.addresses.unguarded(as_stored(view), source_index(copy, inner))
-    operand = affine_operand(load, column, level) if load and load.dtype in kinds else None
+    operand = stored_rows(copy, view, buffer, lowering.plan, lowering.addresses) if isinstance(view, View) else None
+    if operand and lowering.plan.layouts[buffer.name].column == 1:
+        operand = replace(operand, row=operand.column, column=operand.row)
     return operand if operand and operand.column == const(1) and operand.row != const(1) else None
 
 
-def _kept_copies(graph: TileGraph, in_place: dict[str, Operand]) -> dict[Copy, Kept]:
+def _kept_copies(graph: TileGraph, in_place: Collection[str]) -> dict[Copy, Kept]:
     """Copies from views that do not depend on the fastest grid axis, one slot per step of the loops they follow."""
     kept: dict[Copy, Kept] = {}
     program = graph.program

@@ -5,7 +5,8 @@ That takes a source that is plain, affine and of the strides that the register t
 stored: constants in panels may be narrower than the tile, as products widen what they read.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, live_var
 from tilecore.contract.dtype import DType
@@ -14,7 +15,7 @@ from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import View
 from tilecore.graph import read_within, split_affine, tile_axes
 from tilecore.infer import Plan
-from tilecore.ir import Buffer, Copy, Gemm, Tile
+from tilecore.ir import Buffer, Copy, For, Gemm, If, Stmt, Tile, While
 from tilecore.loops import Memory, Operand
 
 GROUPS = {DType.BF16: 2, DType.I8: 4, DType.U8: 4}  # rows of panels that lie side by side, by the type in memory
@@ -24,9 +25,85 @@ IN_PANELS = {  # types in memory that a product can read panels of, by the type 
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """The right operand of `gemm`, which it can read where it lies, `row` along the sum; the copy that packs it.
+
+    `rounded`: to bf16 on the way.
+    """
+
+    gemm: Gemm
+    copy: Copy
+    operand: Operand
+    rounded: bool
+
+
 def operands_in_place(plan: Plan, addresses: Addresses) -> dict[str, Operand]:
     """Operands whose copy can be left out: the source is plain, affine and of the right strides."""
     found: dict[str, Operand] = {}
+    for copy, view, buffer in _copied_once(plan):
+        widened = plan.layouts[buffer.name].kind == "panels" and view.dtype in IN_PANELS.get(buffer.dtype, ())
+        if buffer.dtype is view.dtype or widened:
+            operand = _in_place(copy, view, buffer, plan, addresses)
+            if operand:
+                found[buffer.name] = operand
+    return found
+
+
+def operands_lying(plan: Plan, addresses: Addresses) -> dict[str, Lying]:
+    """Right operands of one product that lie in rows of one of their axes: neighbours are neighbours in memory."""
+    found: dict[str, Lying] = {}
+    gemms = [node.stmt for node in plan.graph.nodes if isinstance(node.stmt, Gemm)]
+    bodies = list(_bodies(plan.program.body))
+    for copy, view, buffer in _copied_once(plan):
+        readers = [gemm for gemm in gemms if buffer in (gemm.a, gemm.b)]
+        if len(readers) != 1 or plan.layouts[buffer.name].kind != "panels":
+            continue
+        if not any(copy in body and readers[0] in body[body.index(copy) :] for body in bodies):
+            continue
+        column = plan.layouts[buffer.name].column
+        operand = stored_rows(copy, view, buffer, plan, addresses)
+        if operand and const(1) in (operand.row, operand.column):
+            turned = operand if column == 1 else replace(operand, row=operand.column, column=operand.row)
+            rounded = operand.memory.dtype is DType.F32 and view.dtype is DType.BF16
+            found[buffer.name] = Lying(readers[0], copy, turned, rounded)
+    return found
+
+
+def stored_rows(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Addresses) -> Operand | None:
+    """The matrix of floats in memory that fills packed panels, by the buffer's axes; None where it is computed."""
+    if buffer.dtype not in (DType.F32, DType.BF16):
+        return None
+    kinds = (DType.F32, DType.F16, DType.BF16) if buffer.dtype is DType.F32 else (DType.F32, DType.BF16)
+    if view.dtype is DType.BF16:  # rounded on the way, or as it is
+        kinds = (DType.F32, DType.BF16)
+        match view.value:
+            case Op(name="cast", args=(stored,)) if stored.dtype is DType.F32:
+                view = replace(view, value=stored)
+            case _:
+                pass
+    elif view.dtype not in IN_PANELS.get(buffer.dtype, ()):
+        return None
+    first, second = (live_var(name, plan.filled((buffer.name, i), buffer.shape[i])) for i, name in enumerate("rc"))
+    load = addresses.unguarded(as_stored(view), source_index(copy, (first, second)))
+    return affine_operand(load, first, second) if load and load.dtype in kinds else None
+
+
+def _bodies(body: tuple[Stmt, ...]) -> Iterator[tuple[Stmt, ...]]:
+    yield body
+    for stmt in body:
+        match stmt:
+            case For() | While():
+                yield from _bodies(stmt.body)
+            case If():
+                yield from _bodies(stmt.then)
+                yield from _bodies(stmt.otherwise)
+            case _:
+                pass
+
+
+def _copied_once(plan: Plan) -> Iterator[tuple[Copy, View, Buffer]]:
+    """Copies of whole tiles of two axes that alone fill a buffer, which products alone read, at the same place."""
     writers: dict[str, int] = {}
     other_readers: set[str] = set()
     for node in plan.graph.nodes:
@@ -43,19 +120,13 @@ def operands_in_place(plan: Plan, addresses: Addresses) -> dict[str, Operand]:
         ):
             continue
         buffer = copy.dst.source
-        widened = plan.layouts[buffer.name].kind == "panels" and copy.src.source.dtype in IN_PANELS.get(
-            buffer.dtype, ()
-        )
-        whole = copy.dst.shape == buffer.shape and (buffer.dtype is copy.src.source.dtype or widened)
         if any(isinstance(load.source, Buffer) for start in copy.src.origin for load in loads(start)):
             continue  # where it begins may have changed when the product reads it
         if not read_within(plan.graph, buffer, frozenset[Var]().union(*map(variables, copy.src.origin))):
             continue  # read after the loop, as its last turn left it
-        if writers[buffer.name] == 1 and buffer.name not in other_readers and whole and len(buffer.shape) == 2:
-            operand = _in_place(copy, copy.src.source, buffer, plan, addresses)
-            if operand:
-                found[buffer.name] = operand
-    return found
+        alone = writers[buffer.name] == 1 and buffer.name not in other_readers
+        if alone and copy.dst.shape == buffer.shape and len(buffer.shape) == 2:
+            yield copy, copy.src.source, buffer
 
 
 def _in_place(copy: Copy, view: View, buffer: Buffer, plan: Plan, addresses: Addresses) -> Operand | None:

@@ -5,7 +5,7 @@ compute each element where it uses it; and the loop statement that does so. A fa
 a run of rows (a scale in blocks) is taken out of the sum over the run: one multiplication instead of one per element.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from tilecore.addresses import Addresses, live_var
@@ -16,7 +16,7 @@ from tilecore.contract.spec import Tensor, View, extent_of
 from tilecore.graph import split_affine, tile_axes
 from tilecore.infer import Plan
 from tilecore.ir import Buffer, Copy, For, Gemm
-from tilecore.loops import Mma, Operand, Stream
+from tilecore.loops import Mma, Stream
 
 FEW_ROWS = 8  # up to so many, computing elements again for every four rows beats writing them to memory
 GROUP = 4  # rows of bytes that may lie side by side in panels (`panel.group_of`)
@@ -44,8 +44,8 @@ class Computed:
         )  # fmt: skip
 
 
-def computed_operands(plan: Plan, addresses: Addresses, in_place: Mapping[str, Operand]) -> dict[str, Computed]:
-    """By buffer: every right operand of one product that is computed from inputs by the copy before it."""
+def computed_operands(plan: Plan, addresses: Addresses, others: Collection[str]) -> dict[str, Computed]:
+    """By buffer, `others` apart: right operands of one product that the copy before it computes from inputs."""
     found: dict[str, Computed] = {}
     uses: dict[str, int] = {}
     for node in plan.graph.nodes:
@@ -58,7 +58,7 @@ def computed_operands(plan: Plan, addresses: Addresses, in_place: Mapping[str, O
             continue
         buffer = copy.dst.source
         once = uses[buffer.name] == 2 and copy.dst.shape == buffer.shape
-        if once and buffer.name in rights and buffer.name not in in_place and buffer.dtype is DType.F32:
+        if once and buffer.name in rights and buffer.name not in others and buffer.dtype is DType.F32:
             computed = _computed(copy, buffer, plan, addresses)
             if computed:
                 found[buffer.name] = computed
@@ -77,8 +77,8 @@ def whole_depth(
         return ()
     streams: list[Stream] = []
     for gemm in gemms:
-        there, product = computed.get(gemm.b.name), products[gemm]
-        if there is None or product.a.memory.kind == "scratch" or gemm.clear:
+        there, product = computed.get(gemm.b.name), products.get(gemm)
+        if there is None or product is None or product.a.memory.kind == "scratch" or gemm.clear:
             return ()
         column = plan.layouts[gemm.b.name].column
         step = gemm.b.shape[1 - column]

@@ -1,4 +1,4 @@
-/* FusedGolden_737ead7789bf: attention for x86-64-v3 */
+/* FusedGolden_c4578042ea49: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -268,7 +268,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const f32v v155 = splat_f32(t154);
                 const f32v v156 = v153 / v155;
                 const f32v v157 = select_f32(v151, splat_f32(0x0.0p+0f), v156);
-                store_f32(output0 + t160 + j149, v157); // attention.py:71
+                store_f32(output0 + t160 + j149, v157); // attention.py:72
             }
         }
     }
@@ -322,7 +322,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_737ead7789bf_x86_64_v3 = {
-    "FusedGolden_737ead7789bf", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_c4578042ea49_x86_64_v3 = {
+    "FusedGolden_c4578042ea49", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -170,7 +170,7 @@ def test_attention(kind: str, toolchain: Toolchain) -> None:
         "mask": np.where(rng.random((2, 27)) < 0.3, -10000.0, 0.0),
     }
     arrays = {name: value.astype(dtype.row.numpy) for name, value in arrays.items()}
-    kernel, (got,) = run(spec, toolchain, *arrays.values(), block_m=6, block_n=16)
+    kernel, (got,) = run(spec, toolchain, *arrays.values(), block_m=12, block_n=16)
     assert f"pack_transposed_{kind}(" in kernel.sources[PROFILE.target.name]
     want = evaluate(spec, {name: value.astype(np.float64) for name, value in arrays.items()})["y"]
     close(got, want, dtype)

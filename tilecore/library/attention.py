@@ -63,7 +63,8 @@ def attention(Q: Handle, K: Handle, V: Handle, outputs: tuple[Handle, ...], *, s
         if split > 1:
             join_parts(o, total, None if bounded else (top, rescale))
         if score.guards(V):
-            restore_unweighted(o, total, lambda n, to: T.copy(V[b, h, n * block_n, 0], to), v, tiles)
+            rows = score.queries - m * block_m
+            restore_unweighted(o, total, lambda n, to: T.copy(V[b, h, n * block_n, 0], to), v, tiles, rows)
         for C, result in score.finals(outputs):
             with T.If(part == 0):
                 for i, e in T.Parallel(block_m, E):

@@ -8,16 +8,24 @@ from tilecore.value import Operand
 
 
 def restore_unweighted(
-    o: Handle, total: Handle, load: Callable[[Value, Handle], None], like: Handle, tiles: tuple[Operand, Operand]
+    o: Handle,
+    total: Handle,
+    load: Callable[[Value, Handle], None],
+    like: Handle,
+    tiles: tuple[Operand, Operand],
+    rows: Operand,
 ) -> None:
     """Make rows of `o` whose sum of weights is NaN Σ 0 · V: `load` brings a tile of V, as `like`, for n in tiles.
 
-    Tiles without such a row, which is nearly all, only look for one.
+    Tiles without such a row among the `rows` that there are, which is nearly all, only look for one.
     """
     values = T.alloc_shared(like.shape, like.dtype)
     unweighted = T.alloc_fragment((like.shape[1],), o.dtype)
     worst = T.alloc_fragment((1,), o.dtype)
-    T.reduce_max(total, worst, dim=0)
+    present = T.alloc_fragment((1, total.shape[0]), o.dtype)
+    for r, i in T.Parallel(*present.shape):
+        present[r, i] = T.if_then_else(i < rows, total[i], -T.infinity)
+    T.reduce_max(present, worst, dim=1)
     with T.If(T.isnan(worst[0])):
         T.clear(unweighted)
         for n in T.serial(*tiles):

@@ -1,0 +1,174 @@
+/* Products of few rows whose right operand is read where it lies, each element once: no panels. For units of their own.
+ *
+ * FEW_DOT: neighbours in memory are neighbours of the summed axis; sums are kept lane by lane and joined at the end.
+ * FEW_SUM: neighbours in memory are neighbours of the columns; rows of b are scaled and added up. c has whole panels:
+ * what is past `columns` there may be overwritten. Of b nothing is read past `columns` and `depth`. */
+#ifndef TILE_FEW_H
+#define TILE_FEW_H
+
+#include "tile_cpu.h"
+
+#define FEW_ROWS 4 /* of a, at once */
+#if !defined(FEW_AHEAD)
+#define FEW_AHEAD 2048 /* bytes of b that are asked for beforehand, in whole rows */
+#endif
+#if !defined(FEW_CHUNK)
+#define FEW_CHUNK 4096 /* bytes of b that stay in the first cache until all columns have used them */
+#endif
+#if TILE_LANES == 8
+#define FEW_SUMS 8 /* vectors of sums in registers */
+#else
+#define FEW_SUMS 16
+#endif
+#if defined(TILE_KEEP)
+#define FEW_KEEP(v) TILE_KEEP(v) /* else gcc loads it again for every use */
+#else
+#define FEW_KEEP(v)
+#endif
+#define FEW_LEAST(a, b) ((a) < (b) ? (a) : (b))
+#define FEW_AT_ONCE(MR) FEW_LEAST(FEW_SUMS / ((MR) == 3 ? 4 : (MR)), TILE_LANES) /* columns, or vectors of them */
+#define FEW_VALUE_f32(x) (x)
+#define FEW_VALUE_bf16(x) value_bf16_s(x)
+
+/* Lane i: the sum of the lanes of v[i]. A step takes one half of the lanes from each of two vectors. */
+static __attribute__((noinline)) f32v sums_of_lanes(f32v* v) {
+    TILE_UNROLL for (int w = 1; w < TILE_LANES; w *= 2) {
+        const i32v second = (iota_i32() & w) != 0;
+        TILE_UNROLL for (int i = 0; i < TILE_LANES; i += 2 * w) {
+            const f32v x = v[i], y = v[i + w];
+            v[i] = select_f32(second, y, x) + TILE_SHUFFLE(select_f32(second, x, y), iota_i32() ^ w);
+        }
+    }
+    return v[0];
+}
+
+#define FEW_DOT_STEP(MR, LOAD_A, LOAD_B)                                                                               \
+    f32v bv[FEW_AT_ONCE(MR)];                                                                                          \
+    TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) bv[j] = LOAD_B(from[j] + k);                                 \
+    TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                         \
+        f32v av = LOAD_A(a + i * lda + k);                                                                             \
+        FEW_KEEP(av);                                                                                                  \
+        TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) acc[i][j] += av * bv[j];                                 \
+    }
+/* MR rows by TILE_LANES columns, of which `count` exist: in place of others, the last one is used again. */
+#define FEW_DOT_TILE(MR, NAME, A, LEFT, B, RIGHT)                                                                      \
+    static __attribute__((noinline)) void NAME##_##MR(const LEFT* restrict a, int64_t lda, const RIGHT* restrict b, int64_t ldb,                 \
+                            float* restrict c, int64_t ldc, int64_t count, int64_t depth, int64_t ahead, int clear) {  \
+        f32v sums[MR][TILE_LANES];                                                                                     \
+        for (int64_t g = 0; g < TILE_LANES; g += FEW_AT_ONCE(MR)) {                                                    \
+            const RIGHT* from[FEW_AT_ONCE(MR)];                                                                        \
+            f32v acc[MR][FEW_AT_ONCE(MR)];                                                                             \
+            TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) {                                                    \
+                from[j] = b + FEW_LEAST(g + j, count - 1) * ldb;                                                       \
+                TILE_UNROLL for (int i = 0; i < MR; i++) acc[i][j] = (f32v){0};                                        \
+            }                                                                                                          \
+            int64_t k = 0;                                                                                             \
+            for (; k + TILE_LANES <= depth; k += TILE_LANES) {                                                         \
+                TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) __builtin_prefetch(from[j] + k + ahead);         \
+                FEW_DOT_STEP(MR, load_##A, load_##B)                                                                   \
+            }                                                                                                          \
+            if (k < depth) {                                                                                           \
+                const i32v m = lanes_below(depth - k);                                                                 \
+                FEW_DOT_STEP(MR, FEW_MASKED_##A, FEW_MASKED_##B)                                                       \
+            }                                                                                                          \
+            TILE_UNROLL for (int i = 0; i < MR; i++)                                                                   \
+                TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) sums[i][g + j] = acc[i][j];                      \
+        }                                                                                                              \
+        for (int i = 0; i < MR; i++) {                                                                                 \
+            const f32v joined = sums_of_lanes(sums[i]);                                                                \
+            store_f32(c + i * ldc, clear ? joined : load_f32(c + i * ldc) + joined);                                   \
+        }                                                                                                              \
+    }
+#define FEW_MASKED_f32(p) load_masked_f32(p, m)
+#define FEW_MASKED_f16(p) load_masked_f16(p, m)
+#define FEW_MASKED_bf16(p) load_masked_bf16(p, m)
+#define FEW_MASKED_rounded(p) round_bf16(load_masked_f32(p, m))
+#define load_rounded(p) round_bf16(load_f32(p))
+
+/* c[r][j] (+)= sum over k of a[r][k] * b[j][k], k contiguous in both. */
+#define TILE_FEW_DOT(NAME, A, LEFT, B, RIGHT)                                                                 \
+    FEW_DOT_TILE(1, NAME, A, LEFT, B, RIGHT)                                                                           \
+    FEW_DOT_TILE(2, NAME, A, LEFT, B, RIGHT)                                                                           \
+    FEW_DOT_TILE(3, NAME, A, LEFT, B, RIGHT)                                                                           \
+    FEW_DOT_TILE(4, NAME, A, LEFT, B, RIGHT)                                                                           \
+    void NAME(const LEFT* restrict a, int64_t lda, int64_t step, const RIGHT* restrict b, int64_t ldb,         \
+                      float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear) {       \
+        (void)step;                                                                                                    \
+        const int64_t ahead = FEW_AHEAD / (int64_t)sizeof(RIGHT) / (ldb > 0 ? FEW_LEAST(ldb, FEW_AHEAD / 64) : 1) * ldb; \
+        for (int64_t j = 0; j < columns; j += TILE_LANES) {                                                            \
+            for (int64_t i = 0; i < rows; i += FEW_ROWS) {                                                             \
+                switch (rows - i) {                                                                                    \
+                case 1: FEW_DOT_CALL(NAME##_1); break;                                                                 \
+                case 2: FEW_DOT_CALL(NAME##_2); break;                                                                 \
+                case 3: FEW_DOT_CALL(NAME##_3); break;                                                                 \
+                default: FEW_DOT_CALL(NAME##_4); break;                                                                \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+#define FEW_DOT_CALL(tile)                                                                                             \
+    tile(a + i * lda, lda, b + j * ldb, ldb, c + i * ldc + j, ldc, columns - j, depth, ahead, clear)
+
+/* MR rows by NV vectors of columns; LOAD_B may leave out lanes from `count` on. */
+#define FEW_SUM_TILE(MR, NV, NAME, A, LEFT, LOAD_B, RIGHT)                                                             \
+    static __attribute__((noinline)) void NAME##_##MR(                                                                 \
+        const LEFT* restrict a, int64_t lda, int64_t step, const RIGHT* restrict b, int64_t ldb, float* restrict c,    \
+        int64_t ldc, int64_t count, int64_t depth, int64_t ahead, int clear) {                                         \
+        const i32v m = lanes_below(count);                                                                             \
+        f32v acc[MR][NV];                                                                                              \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                  \
+            clear ? (f32v){0} : load_f32(c + i * ldc + j * TILE_LANES);                                                \
+        for (int64_t k = 0; k < depth; k++, b += ldb) {                                                                \
+            f32v bv[NV];                                                                                               \
+            TILE_UNROLL for (int j = 0; j < NV; j++) {                                                                 \
+                bv[j] = LOAD_B(b + j * TILE_LANES);                                                                    \
+                if (j * TILE_LANES * sizeof(RIGHT) % 64 == 0) __builtin_prefetch(b + j * TILE_LANES + ahead);          \
+            }                                                                                                          \
+            TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                 \
+                const f32v av = splat_f32(FEW_VALUE_##A(a[i * lda + k * step]));                                       \
+                TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] += av * bv[j];                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        (void)m;                                                                                                       \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                              \
+            store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                        \
+    }
+#define FEW_SUM_TILES(MR, NAME, A, LEFT, B, RIGHT)                                                                     \
+    FEW_SUM_TILE(MR, FEW_LEAST(FEW_AT_ONCE(MR), 4), NAME##_wide, A, LEFT, load_##B, RIGHT)                             \
+    FEW_SUM_TILE(MR, 1, NAME##_vector, A, LEFT, load_##B, RIGHT)                                                       \
+    FEW_SUM_TILE(MR, 1, NAME##_last, A, LEFT, FEW_MASKED_##B, RIGHT)
+/* c[r][j] (+)= sum over k of a[r][k] * b[k][j], j contiguous in b. Some rows of b at a time, for all columns. */
+#define TILE_FEW_SUM(NAME, A, LEFT, B, RIGHT)                                                                          \
+    FEW_SUM_TILES(1, NAME, A, LEFT, B, RIGHT)                                                                          \
+    FEW_SUM_TILES(2, NAME, A, LEFT, B, RIGHT)                                                                          \
+    FEW_SUM_TILES(3, NAME, A, LEFT, B, RIGHT)                                                                          \
+    FEW_SUM_TILES(4, NAME, A, LEFT, B, RIGHT)                                                                          \
+    void NAME(const LEFT* restrict a, int64_t lda, int64_t step, const RIGHT* restrict b, int64_t ldb,                 \
+              float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear) {               \
+        const int64_t rows_at_once = FEW_CHUNK / (columns * (int64_t)sizeof(RIGHT) + 64) + 4;                          \
+        const int64_t ahead = rows_at_once * ldb;                                                                      \
+        for (int64_t k = 0; k == 0 || k < depth; k += rows_at_once) {                                                  \
+            const int64_t deep = FEW_LEAST(depth - k, rows_at_once);                                                   \
+            const int start = clear && k == 0;                                                                         \
+            for (int64_t i = 0; i < rows; i += FEW_ROWS) {                                                             \
+                switch (rows - i) {                                                                                    \
+                case 1: FEW_SUM_CALLS(1, NAME) break;                                                                  \
+                case 2: FEW_SUM_CALLS(2, NAME) break;                                                                  \
+                case 3: FEW_SUM_CALLS(3, NAME) break;                                                                  \
+                default: FEW_SUM_CALLS(4, NAME) break;                                                                 \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+#define FEW_SUM_CALLS(MR, NAME)                                                                                        \
+    {                                                                                                                  \
+        const int64_t width = FEW_LEAST(FEW_AT_ONCE(MR), 4) * TILE_LANES;                                              \
+        int64_t j = 0;                                                                                                 \
+        for (; j + width <= columns; j += width) FEW_SUM_CALL(NAME##_wide_##MR);                                       \
+        for (; j + TILE_LANES <= columns; j += TILE_LANES) FEW_SUM_CALL(NAME##_vector_##MR);                           \
+        if (j < columns) FEW_SUM_CALL(NAME##_last_##MR);                                                               \
+    }
+#define FEW_SUM_CALL(tile)                                                                                             \
+    tile(a + i * lda + k * step, lda, step, b + k * ldb + j, ldb, c + i * ldc + j, ldc, columns - j, deep, ahead, start)
+
+#endif
