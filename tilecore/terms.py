@@ -109,7 +109,7 @@ def operator_terms(work: Operator, weights: int, machine: Machine) -> Terms:
     columns = max(1, work.elements // max(work.rows, 1))
     wide = work.multiply_adds * (-(-columns // PANEL) * PANEL / columns if columns > 1 else 1)
     return terms | {
-        f"op {work.kind}": wide / machine.profile.macs_per_cycle / clock,
+        f"op {work.kind}": wide / _operator_rate(work.kind, machine) / clock,
         f"op {work.kind} copies": work.packed / lanes / clock,
         f"op {work.kind} groups": work.groups / clock,
     }
@@ -173,7 +173,7 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     left = 0 if isinstance(spec.a.value, Load) and _follows(spec.a.value.index, spec.a.axes[2]) else rows * depth
     epilogue = sum(operation_count(result.value) + 1 for result in spec.outputs)
     scattered = sum(not _follows(result.place.index, result.place.axes[2]) for result in spec.outputs)
-    products = batch * rows * width * depth * count / _rate(spec.a.dtype, machine) / clock
+    products = batch * rows * width * depth * count / _rate(DType.I16 if integer else spec.a.dtype, machine) / clock
     calls = batch * -(-rows // tile.rows) * -(-width // tile.columns(lanes)) * count
     kind = "levels" if integer else "bytes" if spec.byte_block else "products"
     return {
@@ -243,8 +243,13 @@ def _scan(spec: ScanSpec, machine: Machine) -> Terms:
 
 
 def _rate(dtype: DType, machine: Machine) -> float:
-    """Multiply-adds per cycle; the coefficient of integers says how they compare with float32."""
-    return engine_for(dtype if dtype is DType.BF16 else DType.F32, machine.profile, machine.target).rate
+    """Multiply-adds per cycle of operands of that type."""
+    return engine_for(dtype if dtype in (DType.BF16, DType.I16) else DType.F32, machine.profile, machine.target).rate
+
+
+def _operator_rate(kind: str, machine: Machine) -> float:
+    """Multiply-adds per cycle of a runtime's products: of bytes where it has levels, else of f32."""
+    return machine.profile.int8_per_cycle if kind == "levels" else machine.profile.macs_per_cycle
 
 
 def _traffic(what: str, moved: float, machine: Machine, *, share: float = 1) -> Terms:

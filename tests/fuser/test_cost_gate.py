@@ -1,7 +1,7 @@
 """The cost model's part in the scan: what it declines is a miss with both figures, and what must be fused stays so."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from fuser.region import Prediction
 from fuser.rewrite import Replacement, rewrite
 from fuser.unfused import Work
 from fuser.worth import CostModel
-from models import bert, quantized
+from models import bert, quantized, regions
 from models.graph import GraphWriter
 from runtime.cost import machine_cost
 from tilecore.contract.dtype import DType
@@ -127,6 +127,23 @@ def test_sums_of_levels_are_not_left_alone(depth: int, columns: int, tmp_path: P
     (region,) = (region for region in found.regions if isinstance(region.spec, ContractionSpec))
     assert isinstance(region.spec, ContractionSpec)
     assert region.spec.acc.dtype is DType.I32
+
+
+def test_products_of_bytes_are_predicted_by_what_multiplies_bytes(tmp_path: Path) -> None:
+    """128 × 768 × 3072 of levels on one core of a Sapphire Rapids: 0.5 ms, and 2.7 ms in float32."""
+    profile = replace(profile_named("sapphire-rapids"), cores=1)
+    taken: list[float] = []
+    for name, model in (
+        ("levels", quantized.linear(depth=768, columns=3072)),
+        ("floats", regions.linear(depth=768, columns=3072)),
+    ):
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        found = find(load(tmp_path / f"{name}.onnx"), machine_cost(profile, profile.target, fuse_all=False))
+        (region,) = (region for region in found.regions if isinstance(region.spec, ContractionSpec))
+        assert region.predicted is not None
+        taken.append(region.predicted.fused)
+        assert name == "floats" or region.predicted.fused <= 1.1 * region.predicted.unfused
+    assert taken[0] < taken[1] / 2
 
 
 def test_a_few_microseconds_say_nothing() -> None:
