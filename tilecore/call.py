@@ -162,7 +162,7 @@ class CompiledKernel:
         tensors = self.kernel.spec.inputs
         if len(inputs) != len(tensors):
             raise KernelError(f"{self.kernel.name} takes {len(tensors)} inputs, got {len(inputs)}")
-        arrays = [np.ascontiguousarray(a) for a in inputs]
+        arrays = [np.asarray(a, order="C") for a in inputs]  # ascontiguousarray gives a number an axis
         for tensor, array in zip(tensors, arrays, strict=True):
             if array.dtype != tensor.dtype.row.numpy:
                 raise KernelError(f"{tensor.name} must be {tensor.dtype}, got {array.dtype}")

@@ -18,6 +18,7 @@ COSTS: Mapping[str, Mapping[str, float]] = {
         "contraction levels": 0.9794,
         "contraction near": 0.5289,
         "contraction products": 0.7394,
+        "contraction rows": 12,
         "contraction scattered": 2.804,
         "contraction streaming": 1.9,
         "contraction tiles": 11.25,

@@ -180,6 +180,7 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
         "contraction call": MICROSECOND,
         f"contraction {kind}": products,
         "contraction tiles": calls * -(-depth // config["block_k"]) / clock,
+        "contraction rows": batch * rows * -(-columns // config["block_n"]) / clock,
         "contraction tasks": batch * tiles * -(-columns // config["block_n"]) / clock,
         "contraction copies": batch * copied / lanes / clock,
         "contraction streaming": streamed / lanes / clock,
