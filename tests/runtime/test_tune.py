@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models import regions
+from models import quantized, regions
 from models.graph import write
 from runtime.compile import fuse, optimize
 from runtime.machine import ProfileError, machine_profile, save_profile, saved_path
@@ -114,6 +114,14 @@ def test_two_processes_may_tune_at_once(tmp_path: Path, options: Options) -> Non
     times = tuned_store(options, machine_profile(options).cores).times(spec_of(model, options))
     assert set(times) == {f"batch=1,seq={size}" for size in sizes}
     assert [len(row) for row in times.values()] == [3] * len(sizes)
+
+
+@pytest.mark.cpu
+def test_numbers_without_axes_are_inputs_as_they_are(tmp_path: Path, options: Options) -> None:
+    """Scales and zero points are read when kernels run."""
+    model = write(quantized.linear(depth=32, columns=16), tmp_path / "levels.onnx")
+    found = tune(model, options=options, progress=quiet, top=1, sizes=(8,))
+    assert any(kernel.kind == "contraction" for kernel in found)
 
 
 @pytest.mark.cpu
