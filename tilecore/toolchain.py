@@ -30,6 +30,7 @@ ELF = b"\x7fELF"
 DIGEST = hashlib.sha256().digest_size
 PATIENCE = 600  # seconds that a compiler may take for one file
 PATIENCE_FOR_VERSION = 60  # zig unpacks itself first
+ANOTHER = "name another folder, in TILEFUSE_CACHE or by cache= of tilecore.jit"
 LINK = ("-shared", "-Wl,-z,nodelete", "-lm", "-lpthread", "-ldl")
 
 
@@ -173,8 +174,7 @@ class Toolchain:
             yield
         except OSError as error:
             raise BrokenToolchainError(
-                f"cannot write to the cache {self.cache}: {error.strerror}; make room there or "
-                "name another folder in TILEFUSE_CACHE"
+                f"cannot write to the cache {self.cache}: {error.strerror}; make room there or {ANOTHER}"
             ) from error
 
 
@@ -193,8 +193,7 @@ def load_library(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise BrokenToolchainError(
-            f"what was built cannot be loaded: {error}; if files there may not be executed, name another folder in "
-            "TILEFUSE_CACHE"
+            f"what was built cannot be loaded: {error}; if files there may not be executed, {ANOTHER}"
         ) from error
 
 
