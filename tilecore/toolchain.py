@@ -22,7 +22,7 @@ from pathlib import Path
 COMMON = (
     "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
     "-Wall", "-Wextra", "-Werror", "-Wno-unknown-warning-option", "-Wno-ignored-optimization-argument",
-    "-Wno-unused-function", "-Wno-unused-variable", "-Wno-psabi", "-Wno-aggressive-loop-optimizations",
+    "-Wno-unused-function", "-Wno-unused-variable", "-Wno-aggressive-loop-optimizations",
     "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized",  # gcc guesses, and differently at every version
 )  # fmt: skip
 GCC_ONLY = ("-fno-tree-loop-distribute-patterns",)  # a short fill must not become `rep stos`
