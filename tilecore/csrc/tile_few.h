@@ -31,7 +31,7 @@
 #define FEW_VALUE_bf16(x) value_bf16_s(x)
 
 /* Lane i: the sum of the lanes of v[i]. A step takes one half of the lanes from each of two vectors. */
-static __attribute__((noinline)) f32v sums_of_lanes(f32v* v) {
+static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
     TILE_UNROLL for (int w = 1; w < TILE_LANES; w *= 2) {
         const i32v second = (iota_i32() & w) != 0;
         TILE_UNROLL for (int i = 0; i < TILE_LANES; i += 2 * w) {
