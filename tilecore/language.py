@@ -275,7 +275,6 @@ __all__ = [
     "symbolic",
     "sync_threads",
     "tanh",
-    "thread_only",
     "transpose",
     "uint4",
     "uint8",

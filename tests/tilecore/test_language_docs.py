@@ -61,3 +61,11 @@ def test_every_name_of_the_page_is_in_the_language() -> None:
     for name in refused:
         with pytest.raises(tilecore.TileError):
             getattr(language, name)
+
+
+def test_every_name_of_the_language_is_on_the_page() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", text))
+    for start, ends in re.findall(r"\bT\.(\w+_)(\w+(?:/\w+)+)", text):  # T.reduce_sum/max
+        words |= {start + end for end in ends.split("/")}
+    assert not sorted(set(language.__all__) - words)
