@@ -167,7 +167,7 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     integer = any(product.acc.dtype is DType.I32 for product in spec.products)
     stored = [product.b for product in spec.products if _stored(product.b)]
     weights = sum(_bytes(source, machine) for view in stored for source in _sources(view))
-    copied = depth * columns * (count - len(stored))
+    copied = depth * columns * (count - len(stored)) if rows > FEW_ROWS else 0  # few rows read it where it lies
     unpacked = 0 if integer or spec.byte_block else depth * columns * sum(_computed(view) for view in stored)
     streamed = batch * unpacked * -(-rows // max(ROWS)) if rows <= FEW_ROWS else 0
     left = 0 if isinstance(spec.a.value, Load) and _follows(spec.a.value.index, spec.a.axes[2]) else rows * depth
@@ -205,7 +205,7 @@ def _attention(spec: AttentionSpec, config: Mapping[str, int], machine: Machine)
     for view, size in ((spec.k, depth), (spec.v, width)):  # heads that share a key are packed once
         there = sum(math.prod(map(machine.size, source.shape)) for source in _sources(view))
         elements = min(there, batch * heads * keys * size)
-        packed += elements
+        packed += elements if queries > FEW_ROWS else 0  # few queries read them where they lie
         scattered += 0 if _contiguous_view(view) else elements
     return {
         "attention call": MICROSECOND,
