@@ -229,7 +229,8 @@ def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Tar
         yield f"    if (rows == {rows}) {{"
         for vectors in widths[rows]:
             count = vectors * target.lanes // PANEL
-            yield f"        for (; p + {count} <= panels; p += {count}) TILE_CALL({kind.tile}{rows}x{vectors}, 0);"
+            call = _call(kind, f"{rows}x{vectors}", "0", f"{rows}, {count}")
+            yield f"        for (; p + {count} <= panels; p += {count}) {call};"
         yield "        return;"
         yield "    }"
     for vectors in widths[tile.rows]:
@@ -239,9 +240,16 @@ def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Tar
         yield f"            r = TILE_ROWS(rows - i, {tile.rows});"
         yield "            switch (r) {"
         for rows in range(tile.rows, 0, -1):
-            yield f"            case {rows}: TILE_CALL({kind.tile}{rows}x{vectors}, i); break;"
+            yield f"            case {rows}: {_call(kind, f'{rows}x{vectors}', 'i', f'{tile.rows}, {count}')}; break;"
         yield "            default: break;"
         yield "            }"
         yield "        }"
         yield "    }"
     yield "}"
+
+
+def _call(kind: ProductKind, shape: str, row: str, ahead: str) -> str:
+    """A call of a stamped tile; those of floats ask for the panels after theirs, and must know how these are shared."""
+    if kind.stamp.startswith("TILE_MMA("):
+        return f"TILE_CALL_AHEAD({kind.tile}{shape}, {row}, {ahead})"
+    return f"TILE_CALL({kind.tile}{shape}, {row})"

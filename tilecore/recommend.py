@@ -34,6 +34,7 @@ LEAST_ROWS = 4  # of a register tile, below which multiply-adds wait for each ot
 SUM_BYTES = 16  # of a sum that goes on later: its line is fetched, written back, read again and written back again
 SHARPNESS = 8  # how little the shorter of two things at once adds to the longer one
 HIDDEN = 0.75  # share of the shorter of two things at once that the longer one hides
+SHOWN = 0.0625  # share of fetching rows of A for the first time that shows although products go on
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
@@ -304,6 +305,8 @@ def _vector_products(of: Contraction, config: Mapping[str, int], machine: Machin
     An operand is fetched once from where it lies, then read again from where what passes between two reads leaves it:
     a panel of B for every strip of register tiles, the rows of A for every panel, all of a task's B for the next rows.
     Sums that go on in a further step of the depth are read and written where a whole step's operands leave them.
+    Tiles ask for the next panel ahead, so that little of fetching shows. Nothing asks for rows of A: where two panels
+    leave them no room in L2, multiply-adds wait for them at every panel.
     """
     count, sizes, engine = of.products, of.sizes, of.sizes.engine
     tiles, panels = -(-m // engine.rows), -(-n // engine.columns)
@@ -311,19 +314,23 @@ def _vector_products(of: Contraction, config: Mapping[str, int], machine: Machin
     right, left = sizes.b * of.depth * n * count, sizes.a * of.depth * m
     results = 4 * m * n * (count + of.outputs)
     new, kept = machine.rate(sizes.b * of.depth * of.columns * count), machine.rate(right + left + results)
-    fetch = right / strips * (1 / new + (strips - 1) / kept)
-    fetch += left / machine.rate(sizes.a * of.depth * of.rows + (right if of.columns > config["block_n"] else 0))
+    panels_first = right / strips * (1 / new + (strips - 1) / kept)
+    rows_first = left / machine.rate(sizes.a * of.depth * of.rows + (right if of.columns > config["block_n"] else 0))
     wide = -(-n // PANEL) * PANEL
-    multiply = traffic = begun = 0.0
+    multiply = traffic = 0.0
+    begun = 8 * m * n * count / machine.rate(4 * m * n * count)  # results, written and then read to be finished
     for step in _cuts(of.depth, config["block_k"]):
         deep = -(-step // engine.depth) * engine.depth
         multiply += count * max(m, LEAST_ROWS) * wide * deep / engine.rate
         panel, strip, block = sizes.b * step * engine.columns, sizes.a * step * engine.rows, sizes.a * step * m
         traffic += count * (tiles - 1) * sizes.b * step * n / machine.rate(panel + strip)
-        traffic += (count * panels - 1) * block / machine.rate(panel + block)
-        sums = SUM_BYTES * m * n * count / machine.rate(block + (sizes.b * step * n + 4 * m * n) * count)
-        begun += count * engine.cycles * tiles * panels + sums
-    return _at_once(multiply, traffic + fetch) + begun
+        again = (count * panels - 1) * block / machine.rate(2 * panel + block)
+        far = machine.rate(2 * panel + block) < machine.profile.l2_bytes
+        traffic, begun = (traffic, begun + again) if far else (traffic + again, begun)
+        traffic += SUM_BYTES * m * n * count / machine.rate(block + (sizes.b * step * n + 4 * m * n) * count)
+        begun += count * engine.cycles * tiles * panels
+    shown = (1 - HIDDEN) * panels_first + SHOWN * rows_first
+    return _at_once(multiply, traffic + panels_first + rows_first) + shown + begun
 
 
 def _depth_block(depth: int, limit: int, unit: int) -> int:

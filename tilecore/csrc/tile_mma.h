@@ -1,34 +1,56 @@
 /* The register tile of floats: c[rows][NV vectors] (+)= a[rows][depth] · b, b of TYPE in panels of TILE_PANEL columns.
  * Vector j of a row of b lies in panel j * LANES / PANEL. All accumulators live in registers: MR * NV of them.
  * A part of tile_cpu.h, which includes it.
+ *
+ * b comes from a cache that is far away, once for all rows. Tiles of few rows ask for what they read soon; those of more
+ * share out the panels after theirs: each asks for `lines` lines of every such panel with each TILE_TURN rows of b.
  */
 #ifndef TILE_MMA_H
 #define TILE_MMA_H
 
 #define TILE_FEW 4    /* rows that do little work for each row of b, so that its fetching shows */
 #define TILE_AHEAD 32 /* rows of b to ask for beforehand: the processor's own guess stops at pages */
-#define TILE_MMA(MR, NV, NAME, TYPE, ELEMENT)                                                                         \
-    static __attribute__((noinline)) void NAME##MR##x##NV(const float* restrict a, int64_t lda, int64_t step,         \
-                                                          const ELEMENT* restrict b, int64_t panel,                   \
-                                                          float* restrict c, int64_t ldc, int64_t depth, int clear) { \
-        f32v acc[MR][NV];                                                                                             \
-        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                 \
-            clear ? (f32v){0} : load_f32(c + i * ldc + j * TILE_LANES);                                               \
-        TILE_UNROLL_DEPTH for (int64_t k = 0; k < depth; k++) {                                                       \
-            if (MR <= TILE_FEW) {                                                                                     \
-                TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                     \
-                    __builtin_prefetch(b + j / TILE_PANEL * panel + (k + TILE_AHEAD) * TILE_PANEL);                   \
-            }                                                                                                         \
-            f32v bv[NV];                                                                                              \
-            TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] =                                                          \
-                load_##TYPE(b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL);  \
-            TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                \
-                f32v av = splat_f32(a[i * lda + k * step]);                                                           \
-                TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] += av * bv[j];                                     \
-            }                                                                                                         \
-        }                                                                                                             \
-        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                             \
-            store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                       \
+#define TILE_TURN 32
+#define TILE_LINE 64
+#define TILE_MMA(MR, NV, NAME, TYPE, ELEMENT)                                                                          \
+    static __attribute__((noinline)) void NAME##MR##x##NV(                                                             \
+        const float* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,                  \
+        float* restrict c, int64_t ldc, int64_t depth, int clear, const ELEMENT* ahead, int64_t lines) {               \
+        f32v acc[MR][NV];                                                                                              \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                  \
+            clear ? (f32v){0} : load_f32(c + i * ldc + j * TILE_LANES);                                                \
+        for (int64_t from = 0; from < depth; from += TILE_TURN) {                                                      \
+            for (int64_t line = 0; MR > TILE_FEW && line < lines; line++, ahead += TILE_LINE / sizeof(ELEMENT))        \
+                TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                      \
+                    __builtin_prefetch(ahead + j / TILE_PANEL * panel, 0, 2);                                          \
+            const int64_t stop = depth - from < TILE_TURN ? depth : from + TILE_TURN;                                  \
+            TILE_UNROLL_DEPTH for (int64_t k = from; k < stop; k++) {                                                  \
+                if (MR <= TILE_FEW) {                                                                                  \
+                    TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                  \
+                        __builtin_prefetch(b + j / TILE_PANEL * panel + (k + TILE_AHEAD) * TILE_PANEL);                \
+                }                                                                                                      \
+                f32v bv[NV];                                                                                           \
+                TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] =                                                       \
+                    load_##TYPE(b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL); \
+                TILE_UNROLL for (int i = 0; i < MR; i++) {                                                             \
+                    f32v av = splat_f32(a[i * lda + k * step]);                                                        \
+                    TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] += av * bv[j];                                  \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                              \
+            store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                        \
     }
+
+/* A tile of floats: as TILE_CALL, with its share of the panels after those of `count` panels from p. In the last of them it
+ * is the panels' next rows, where these products are a step of a deeper sum. All of a panel is `units` runs of lines. */
+#define TILE_CALL_AHEAD(shape, row, full, count)                                                                       \
+    do {                                                                                                               \
+        const int64_t units = TILE_TURN * TILE_PANEL * sizeof(*b) / TILE_LINE, tiles = (rows + (full) - 1) / (full);   \
+        const int64_t each = (units + tiles - 1) / tiles, done = (row) / (full) * each;                                \
+        const int64_t size = depth * TILE_PANEL, next = p + 2 * (count) > panels && panel > size ? size : (p + (count)) * panel; \
+        shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear,   \
+              b + next + done * (depth / TILE_TURN) * (TILE_LINE / sizeof(*b)), done < units ? each : 0);              \
+    } while (0)
 
 #endif
