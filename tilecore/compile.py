@@ -25,6 +25,7 @@ from tilecore.emit_host import Signature, Special, symbol_order
 from tilecore.expand import expand_products, expand_reductions, is_narrow, pack_operands, widen_operands
 from tilecore.infer import Plan, describe_plan, infer
 from tilecore.ir import Gemm, Program, statements
+from tilecore.large_results import SHARE, store_past_caches
 from tilecore.library import kernel_for
 from tilecore.loops import LoopProgram
 from tilecore.lower import lower
@@ -94,7 +95,8 @@ def compile_spec(
     sides = packed_spec.inputs, outputs_of(packed_spec)
     signature = Signature(PLACEHOLDER, *sides, work_of(packed_spec), spec.requires, packed_spec.lookups)
     needed = targets_of(program, targets)
-    texts = {target.name: _emit(program, special, signature, target) for target in needed}
+    room = profile.l3 // SHARE
+    texts = {target.name: _emit(program, special, signature, target, room) for target in needed}
     name = kernel_name(label, texts)
     sources = {target: text.replace(PLACEHOLDER, name) for target, text in texts.items()}
     kernel = Kernel(name, function.__name__, packed_spec, packed, choice.config, sources, choice.why)
@@ -172,9 +174,9 @@ def check_limits(tensors: tuple[Tensor, ...]) -> None:
             raise EmitError(f"a {tensor.dtype} tensor: CPU kernels read and write only {known} yet{advice}")
 
 
-def _emit(program: Program, special: _Special | None, signature: Signature, target: Target) -> str:
+def _emit(program: Program, special: _Special | None, signature: Signature, target: Target, room: int) -> str:
     own = special and Special(special.condition, _lowered(special.program, target))
-    return emit_c(_lowered(program, target), signature, target, own)
+    return emit_c(store_past_caches(_lowered(program, target), room), signature, target, own)
 
 
 def _lowered(program: Program, target: Target) -> LoopProgram:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads, variables
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, const, loads, variables, walk
 from tilecore.contract.spec import extent_of
 from tilecore.emit_blocks import emit_blocks
 from tilecore.emit_expr import (
@@ -26,7 +26,17 @@ from tilecore.emit_expr import (
     memory_name,
     unrounded,
 )
-from tilecore.emit_host import Signature, Special, aligned, descriptor, dispatch, flags, scratch_bytes, symbol_order
+from tilecore.emit_host import (
+    COMPARE,
+    Signature,
+    Special,
+    aligned,
+    descriptor,
+    dispatch,
+    flags,
+    scratch_bytes,
+    symbol_order,
+)
 from tilecore.emit_lookups import emit_lookups
 from tilecore.emit_product import (
     few_declaration,
@@ -38,6 +48,7 @@ from tilecore.emit_product import (
 )
 from tilecore.emit_stream import emit_byte_stream, emit_rounding, emit_stream
 from tilecore.graph import split_affine
+from tilecore.large_results import goes_past
 from tilecore.loops import (
     Blocks,
     Branch,
@@ -77,6 +88,7 @@ PRINTED = {
     DType.F32: ("%g", "double"), DType.F64: ("%g", "double"), DType.I32: ("%d", "int"),
     DType.I64: ("%lld", "long long"), DType.BOOL: ("%d", "int"),
 }  # fmt: skip
+STEPS = {"round", "floor", "ceil", "floordiv", "mod", "reinterpret"}  # operations of floats that change in steps
 SHORT_BODY = 8  # operations: below this, a reduction waits for its own latency unless several run at once
 
 
@@ -125,8 +137,9 @@ class _Kernel(Expressions):
     """Prints the statements of one loop program."""
 
     def __init__(self, program: LoopProgram, symbols: dict[str, str], target: Target) -> None:
-        super().__init__(symbols)
+        super().__init__(symbols, exact=_jumps(program))
         self.checks: list[Check] = []
+        self.streaming = False  # stores of results go past the caches
         self.program = program
         self.target = target
 
@@ -160,7 +173,7 @@ class _Kernel(Expressions):
             self.line("}")
         self.block(program.body)
         body = self.scopes.pop().lines
-        text = [*head.lines, "for (int64_t task = begin; task < end; task++) {", *_indent(body), "}"]
+        text = [*head.lines, "for (int64_t task = begin; task < end; task++) {", *_indent(body), "}", *self._end()]
         if _has_tiles(program, self.target):
             text = [*head.lines, "tile_begin();", *text[len(head.lines) :], "tile_end();"]
         unused = [f"(void){given};" for given in ("symbols", "inputs", "outputs", "scratch", "copied")]
@@ -172,6 +185,12 @@ class _Kernel(Expressions):
                 "}",
             ]
         )
+
+    def _end(self) -> list[str]:
+        """What stands behind the last task: stores past the caches are seen by other threads."""
+        loops = (stmt for stmt in loop_statements(self.program.body) if isinstance(stmt, VectorLoop))
+        large = {loop.large for loop in loops if loop.large is not None}
+        return [f"if ({self.scalar(condition)}) streams_done();" for condition in large]
 
     def _grid_point(self, extents: list[str]) -> None:
         rest = "task"
@@ -348,7 +367,6 @@ class _Kernel(Expressions):
         """Whole vectors, then one partial vector under a mask, unless memory is padded to whole vectors."""
         stop = self.scalar(loop.stop)
         folds = [part for part in loop.body if isinstance(part, Fold)]
-        lanes = self.target.lanes
         short = sum(instruction_count(part.value) for part in loop.body) <= SHORT_BODY
         copies = 4 if folds and short else 1
         totals = {fold.into: [self.fresh("acc") for _ in range(copies)] for fold in folds}
@@ -358,16 +376,15 @@ class _Kernel(Expressions):
         name = self.fresh("j")
         self.line(f"int64_t {name} = 0;")
         if loop.padded and not folds and _scratch_only(loop):
-            self._vector_body(loop, f"for (; {name} < {stop}; {name} += {lanes})", [name], totals, None)
+            self._vector_body(loop, f"for (; {name} < {stop}; {name} += {self.target.lanes})", [name], totals, None)
             return
-        if copies > 1:
-            parts = [name, *(self.fresh("j") for _ in range(copies - 1))]
-            step = copies * lanes
-            self._vector_body(loop, f"for (; {name} + {step} <= {stop}; {name} += {step})", parts, totals, None)
-        if _at_least(loop.stop, lanes):
-            self._vector_body(loop, f"for (; {name} + {lanes} <= {stop}; {name} += {lanes})", [name], totals, None)
-        if not _divides(loop.stop, lanes):
-            self._vector_body(loop, f"if ({name} < {stop})", [name], totals, f"lanes_below({stop} - {name})")
+        if loop.large is None:
+            self._whole_vectors(loop, name, stop, totals, copies)
+        else:
+            with self.within(f"if ({self.scalar(loop.large)})", {}):
+                self._past_caches(loop, name, stop, totals, copies)
+            with self.within("else", {}):
+                self._whole_vectors(loop, name, stop, totals, copies)
         for fold in folds:
             accumulators = totals[fold.into]
             joined = accumulators[0]
@@ -376,6 +393,30 @@ class _Kernel(Expressions):
             result = self.fresh(f"{fold.kind}_")
             self.line(f"const {SCALAR[fold.into.dtype]} {result} = {lanes_of(fold)}({joined});{_where(fold.span)}")
             self.scopes[-1].variables[fold.into] = result
+
+    def _whole_vectors(self, loop: VectorLoop, name: str, stop: str, totals: dict[Var, list[str]], copies: int) -> None:
+        """Whole vectors, then what is left, which is nothing if lanes divide what there is."""
+        lanes = self.target.lanes
+        if copies > 1:
+            parts = [name, *(self.fresh("j") for _ in range(copies - 1))]
+            step = copies * lanes
+            self._vector_body(loop, f"for (; {name} + {step} <= {stop}; {name} += {step})", parts, totals, None)
+        if _at_least(loop.stop, lanes):
+            self._vector_body(loop, f"for (; {name} + {lanes} <= {stop}; {name} += {lanes})", [name], totals, None)
+        if self.streaming or not _divides(loop.stop, lanes):
+            self._vector_body(loop, f"if ({name} < {stop})", [name], totals, f"lanes_below({stop} - {name})")
+
+    def _past_caches(self, loop: VectorLoop, name: str, stop: str, totals: dict[Var, list[str]], copies: int) -> None:
+        """The same with results stored past the caches: elements up to the first whole vector's address first."""
+        first = next(part for part in loop.body if isinstance(part, Put) and goes_past(part, loop))
+        start = self.scalar(split_affine(first.offset, loop.var)[1] or const(0))
+        head = self.fresh("head")
+        self.line(f"const int64_t {head} = min_i64({stop}, lanes_to_vector({memory_name(first.memory)} + {start}));")
+        self._vector_body(loop, f"if ({head} > 0)", [name], totals, f"lanes_below({head})")
+        self.line(f"{name} = {head};")
+        self.streaming = True
+        self._whole_vectors(loop, name, stop, totals, copies)
+        self.streaming = False
 
     def _vector_body(
         self, loop: VectorLoop, header: str, names: list[str], totals: dict[Var, list[str]], tail: str | None
@@ -386,6 +427,9 @@ class _Kernel(Expressions):
             if copy:
                 outer.lines.append(f"const int64_t {name} = {names[0]} + {copy * self.target.lanes};")
             into = {var: accumulators[copy] for var, accumulators in totals.items()}
+            for touch in loop.ahead if self.streaming else ():
+                at = self.scalar(split_affine(touch.offset, loop.var)[1] or const(0))
+                outer.lines.append(f"__builtin_prefetch({memory_name(touch.memory)} + {at} + {name});")
             self._points(loop.body, loop.var, name, tail, into)
         lines = self.scopes.pop().lines
         self.line(f"{header} {{")
@@ -426,6 +470,9 @@ class _Kernel(Expressions):
             value = f"select_{dtype}({lanes.tail}, {value}, splat_{dtype}({NEUTRAL[fold.kind]}))"
         self.line(f"{accumulator} = {JOIN[fold.kind].format(accumulator, value, dtype)};{_where(fold.span)}")
 
+    def _streams(self, put: Put) -> bool:
+        return self.streaming and put.memory.kind == "output" and put.memory.dtype is DType.F32
+
     def _vector_put(self, put: Put, lanes: Lanes) -> None:
         step, rest = split_affine(put.offset, lanes.var)
         element = str(put.value.dtype)
@@ -449,12 +496,30 @@ class _Kernel(Expressions):
             text = (
                 f"store_masked_{element}({address}, {mask}, {value});"
                 if mask
-                else f"store_{element}({address}, {value});"
+                else f"{'stream' if self._streams(put) else 'store'}_{element}({address}, {value});"
             )
         else:
             at = self.vector(put.offset, lanes)
             text = f"scatter_{element}({memory}, {at}, {mask or 'splat_bool(1)'}, {value});"
         self.line(text + _where(put.span))
+
+
+def _jumps(program: LoopProgram) -> bool:
+    """Whether something changes in steps with a float: there the last place of a quotient may decide which."""
+    parts = [part for part in loop_statements(program.body) if isinstance(part, Put | Let | Fold)]
+    return any(isinstance(node, Op) and _is_step(node) for part in parts for node in walk(part.value))
+
+
+def _is_step(op: Op) -> bool:
+    if not _is_float(op.args[0]):
+        return False
+    if op.name in COMPARE:
+        return any(isinstance(part, Op) and part.name == "div" for part in walk(op))
+    return op.name in STEPS or (op.name == "cast" and not _is_float(op))
+
+
+def _is_float(value: Expr) -> bool:
+    return not value.dtype.is_int and value.dtype is not DType.BOOL
 
 
 def _written(body: tuple[LoopStmt, ...]) -> set[Memory]:

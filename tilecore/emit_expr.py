@@ -11,7 +11,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads, variables, walk
+from tilecore.contract.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    Sym,
+    Var,
+    binary,
+    const,
+    loads,
+    select,
+    unary,
+    variables,
+    walk,
+)
 from tilecore.emit_host import COMPARE
 from tilecore.graph import split_affine
 from tilecore.loops import Memory
@@ -32,6 +46,7 @@ LIBM = {"sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "log", "log2", "ta
 POLYNOMIAL = 15  # instructions of exp, tanh, erf and the like
 TURNED = 2 * POLYNOMIAL  # of sin and cos, which are two of these
 ONE_BY_ONE = 240  # instructions in the time that libm takes for the lanes of a vector
+LEAST, SCALE = 2.0**-126, 2.0**64  # the smallest normal float; what brings the reciprocals of smaller ones into range
 SCALAR_F32 = {"exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid", "min", "max", "sign", "rsqrt"}  # `name_f32_s`
 
 
@@ -64,8 +79,9 @@ class Lanes:
 class Expressions:
     """Prints expressions into a stack of scopes."""
 
-    def __init__(self, symbols: Mapping[str, str]) -> None:
+    def __init__(self, symbols: Mapping[str, str], *, exact: bool = False) -> None:
         self.symbols = symbols  # symbol → C name
+        self.exact = exact  # quotients are rounded once, as something in the program jumps where they differ
         self.scopes: list[Scope] = [Scope()]
         self.counter = 0
 
@@ -293,6 +309,9 @@ class Expressions:
         if name == "pow" and op.args[1] == const(2.0, op.dtype):
             base = self.vector(op.args[0], lanes)
             return f"{base} * {base}"
+        if name == "div" and op.dtype is DType.F32 and not self.exact and not lanes.varies(op.args[1]):
+            scaled, reciprocal = by_reciprocal(*op.args)
+            return f"{self.vector(scaled, lanes)} * {self.vector(reciprocal, lanes)}"
         args = [self.vector(arg, lanes) for arg in op.args if _power_of_two(op, "") is None or arg is op.args[0]]
         if name in INFIX:
             return f"{args[0]} {INFIX[name]} {args[1]}"
@@ -339,6 +358,20 @@ class Expressions:
         if VECTOR[source] != VECTOR[target]:
             text = f"__builtin_convertvector({text}, {VECTOR[target]})"
         return f"narrow_{target}({text})" if target in NARROW else text
+
+
+def by_reciprocal(dividend: Expr, divisor: Expr) -> tuple[Expr, Expr]:
+    """Two factors whose product is `dividend` / `divisor` (f32) up to roundings: one division serves many dividends.
+
+    The reciprocal of a divisor that is too small is no float, and of one that is too large not a precise one: both
+    sides are scaled by a power of two there. A quotient that this could change is infinite, or 0, in any case.
+    """
+    if isinstance(divisor, Const) and LEAST <= abs(divisor.value) <= 1 / LEAST:
+        return dividend, const(1 / divisor.value, DType.F32)
+    size = unary("abs", divisor)
+    large = select(binary("gt", size, const(1 / LEAST, DType.F32)), const(1 / SCALE, DType.F32), 1.0)
+    scale = select(binary("lt", size, const(LEAST, DType.F32)), const(SCALE, DType.F32), large)
+    return dividend * scale, binary("div", const(1.0, DType.F32), divisor * scale)
 
 
 def _power_of_two(op: Op, value: str) -> str | None:

@@ -114,12 +114,14 @@ class Fold:
 @dataclass(frozen=True, slots=True)
 class VectorLoop:
     """`body` for `var` = 0 … `stop` − 1, many at a time. `padded`: the scratch that it writes may be
-    overwritten up to the next whole vector."""
+    overwritten up to the next whole vector. Where `large` holds, results go past the caches and `ahead` is asked for."""
 
     var: Var
     stop: Expr
     body: tuple[Let | Put | Fold, ...]
     padded: bool = False
+    large: Expr | None = None
+    ahead: tuple["Touch", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ from tilecore.loops import (
 )
 from tilecore.operands import Lying, index_of, operands_in_place, operands_lying, source_index, stored_rows
 from tilecore.rows import is_row_wise, lower_rows, put_of
+from tilecore.scratch import drop_unread
 from tilecore.streams import FEW_ROWS, Computed, computed_operands, whole_depth
 
 TURN = 4  # rows of b that are unpacked together
@@ -135,7 +136,7 @@ def lower(plan: Plan) -> LoopProgram:
     body = tuple(_body(program.body, lowering))
     rounded = (part.memory for stmt in loop_statements(body) if isinstance(stmt, RoundRows) for part in stmt.made)
     memories = (*tensors.values(), *(slot.memory for slot in slots.values()), *dict.fromkeys(rounded))
-    return touch_ahead(LoopProgram(program.name, program.grid, memories, body, plan.register_tile))
+    return touch_ahead(drop_unread(LoopProgram(program.name, program.grid, memories, body, plan.register_tile)))
 
 
 def _resolved(plan: Plan, addresses: Addresses) -> Plan:

@@ -14,6 +14,7 @@ from tilecore.graph import buffers_of
 from tilecore.infer import Plan
 from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store, expressions
 from tilecore.loops import Fold, Let, Loop, LoopStmt, Memory, Put, VectorLoop
+from tilecore.scratch import hand_on, substituted
 
 JOIN = {"sum": "add", "max": "max", "fmax": "max", "min": "min", "prod": "mul"}
 
@@ -73,7 +74,7 @@ def lower_rows(run: tuple[Stmt, ...], plan: Plan, addresses: Addresses) -> Itera
         yield from _joined([VectorLoop(row, extent, (put,), True) for put in puts])
         return
     body = [part for number, stmt in enumerate(run) for part in _row_statement(stmt, row, plan, addresses, number)]
-    yield Loop(row, const(0), extent, tuple(_joined(body)), 1, first.span)
+    yield Loop(row, const(0), extent, hand_on(tuple(_joined(body))), 1, first.span)
 
 
 def _first_extent(stmt: Stmt) -> Expr:
@@ -204,7 +205,7 @@ def _merge(first: VectorLoop, second: VectorLoop) -> VectorLoop | None:
     """One loop that does both per point; values that the first stores reach the second by name, not through memory."""
     if first.stop != second.stop or first.padded != second.padded:
         return None
-    renamed = [_substituted(part, {second.var: first.var}) for part in second.body]
+    renamed = [substituted(part, {second.var: first.var}) for part in second.body]
     totals = {part.into for part in first.body if isinstance(part, Fold)}
     if any(variables(value) & totals for part in renamed for value in _values(part)):
         return None
@@ -224,7 +225,7 @@ def _merge(first: VectorLoop, second: VectorLoop) -> VectorLoop | None:
                 named.append(replace(part, value=value))
                 continue
         named.append(part)
-    body = [_substituted(part, handed) for part in renamed]
+    body = [substituted(part, handed) for part in renamed]
     for part in body:
         if any(load.source in written for value in _values(part) for load in loads(value)):
             return None
@@ -241,10 +242,3 @@ def _values(part: Let | Put | Fold) -> tuple[Expr, ...]:
     if isinstance(part, Put):
         return (part.value, part.offset) if part.guard is None else (part.value, part.offset, part.guard)
     return (part.value,)
-
-
-def _substituted(part: Let | Put | Fold, values: dict[Expr, Expr]) -> Let | Put | Fold:
-    if isinstance(part, Let | Fold):
-        return replace(part, value=substitute(part.value, values))
-    guard = None if part.guard is None else substitute(part.guard, values)
-    return replace(part, offset=substitute(part.offset, values), value=substitute(part.value, values), guard=guard)

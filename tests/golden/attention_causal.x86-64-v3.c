@@ -1,4 +1,4 @@
-/* FusedGolden_c4578042ea49: attention for x86-64-v3 */
+/* FusedGolden_d14c08c14c6b: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -256,19 +256,28 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             }
             tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t63, 512, s_o + 0, 64, t14, 64, t69, 0); // attention.py:62
         }
-        const int64_t t158 = t48 + t50;
+        const int64_t t167 = t48 + t50;
         for (int64_t row_148 = 0; row_148 < t14; row_148 += 1) {
             int64_t j149 = 0;
             const int64_t t152 = row_148 * 64;
-            const int64_t t159 = row_148 * 128;
-            const int64_t t160 = t158 + t159;
+            const int64_t t168 = row_148 * 128;
+            const int64_t t169 = t167 + t168;
             for (; j149 + 8 <= 64; j149 += 8) {
                 const f32v v153 = load_f32(s_o + t152 + j149);
                 const float t154 = s_total[row_148];
-                const f32v v155 = splat_f32(t154);
-                const f32v v156 = v153 / v155;
-                const f32v v157 = select_f32(v151, splat_f32(0x0.0p+0f), v156);
-                store_f32(output0 + t160 + j149, v157); // attention.py:72
+                const float t155 = fabsf(t154);
+                const int32_t t156 = t155 < 0x1.0000000000000p-126f;
+                const int32_t t157 = t155 > 0x1.0000000000000p+126f;
+                const float t158 = t157 ? 0x1.0000000000000p-64f : 0x1.0000000000000p+0f;
+                const float t159 = t156 ? 0x1.0000000000000p+64f : t158;
+                const f32v v160 = splat_f32(t159);
+                const f32v v161 = v153 * v160;
+                const float t162 = t154 * t159;
+                const float t163 = 0x1.0000000000000p+0f / t162;
+                const f32v v164 = splat_f32(t163);
+                const f32v v165 = v161 * v164;
+                const f32v v166 = select_f32(v151, splat_f32(0x0.0p+0f), v165);
+                store_f32(output0 + t169 + j149, v166); // attention.py:72
             }
         }
     }
@@ -322,7 +331,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_c4578042ea49_x86_64_v3 = {
-    "FusedGolden_c4578042ea49", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_d14c08c14c6b_x86_64_v3 = {
+    "FusedGolden_d14c08c14c6b", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

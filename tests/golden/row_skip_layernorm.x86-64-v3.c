@@ -1,4 +1,4 @@
-/* FusedGolden_e0c7de5e8797: row for x86-64-v3 */
+/* FusedGolden_6bf655f7d097: row for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -19,14 +19,10 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     char* at = (char*)scratch;
     float* restrict s_tile = (float*)at;
     at += (1536);
-    float* restrict s_result = (float*)at;
-    at += (64);
     float* restrict s_tile1 = (float*)at;
     at += (1536);
-    float* restrict s_tile2 = (float*)at;
-    at += (1536);
-    float* restrict s_result1 = (float*)at;
-    at += (64);
+    const int64_t t55 = n0 * 384;
+    const int32_t t56 = t55 >= 5592405;
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_3 = task;
         const int64_t t4 = m_3 * -8;
@@ -47,90 +43,125 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 acc8 = acc8 + v16; // row.py:36
             }
             const float sum_17 = sum_lanes(acc8); // row.py:36
-            s_result[row_7] = sum_17; // row.py:36
             f32v acc18 = splat_f32(0.0f);
             f32v acc19 = splat_f32(0.0f);
             f32v acc20 = splat_f32(0.0f);
             f32v acc21 = splat_f32(0.0f);
             int64_t j22 = 0;
+            const float t27 = sum_17 / 0x1.8000000000000p+5f;
+            const f32v v28 = splat_f32(t27);
             for (; j22 + 32 <= 48; j22 += 32) {
                 const f32v v26 = load_f32(s_tile + t11 + j22);
-                const float t27 = sum_17 / 0x1.8000000000000p+5f;
-                const f32v v28 = splat_f32(t27);
                 const f32v v29 = v26 - v28;
                 const f32v v30 = v29;
                 store_f32(s_tile1 + t11 + j22, v30); // row.py:22
                 const f32v v31 = v30 * v30;
                 const f32v v32 = v31;
-                store_f32(s_tile2 + t11 + j22, v32); // row.py:22
                 acc18 = acc18 + v32; // row.py:36
                 const int64_t j23 = j22 + 8;
                 const f32v v33 = load_f32(s_tile + t11 + j23);
-                const float t34 = sum_17 / 0x1.8000000000000p+5f;
-                const f32v v35 = splat_f32(t34);
-                const f32v v36 = v33 - v35;
+                const f32v v34 = v33 - v28;
+                const f32v v35 = v34;
+                store_f32(s_tile1 + t11 + j23, v35); // row.py:22
+                const f32v v36 = v35 * v35;
                 const f32v v37 = v36;
-                store_f32(s_tile1 + t11 + j23, v37); // row.py:22
-                const f32v v38 = v37 * v37;
-                const f32v v39 = v38;
-                store_f32(s_tile2 + t11 + j23, v39); // row.py:22
-                acc19 = acc19 + v39; // row.py:36
+                acc19 = acc19 + v37; // row.py:36
                 const int64_t j24 = j22 + 16;
-                const f32v v40 = load_f32(s_tile + t11 + j24);
-                const float t41 = sum_17 / 0x1.8000000000000p+5f;
-                const f32v v42 = splat_f32(t41);
-                const f32v v43 = v40 - v42;
-                const f32v v44 = v43;
-                store_f32(s_tile1 + t11 + j24, v44); // row.py:22
-                const f32v v45 = v44 * v44;
-                const f32v v46 = v45;
-                store_f32(s_tile2 + t11 + j24, v46); // row.py:22
-                acc20 = acc20 + v46; // row.py:36
+                const f32v v38 = load_f32(s_tile + t11 + j24);
+                const f32v v39 = v38 - v28;
+                const f32v v40 = v39;
+                store_f32(s_tile1 + t11 + j24, v40); // row.py:22
+                const f32v v41 = v40 * v40;
+                const f32v v42 = v41;
+                acc20 = acc20 + v42; // row.py:36
                 const int64_t j25 = j22 + 24;
-                const f32v v47 = load_f32(s_tile + t11 + j25);
-                const float t48 = sum_17 / 0x1.8000000000000p+5f;
-                const f32v v49 = splat_f32(t48);
-                const f32v v50 = v47 - v49;
-                const f32v v51 = v50;
-                store_f32(s_tile1 + t11 + j25, v51); // row.py:22
-                const f32v v52 = v51 * v51;
-                const f32v v53 = v52;
-                store_f32(s_tile2 + t11 + j25, v53); // row.py:22
-                acc21 = acc21 + v53; // row.py:36
+                const f32v v43 = load_f32(s_tile + t11 + j25);
+                const f32v v44 = v43 - v28;
+                const f32v v45 = v44;
+                store_f32(s_tile1 + t11 + j25, v45); // row.py:22
+                const f32v v46 = v45 * v45;
+                const f32v v47 = v46;
+                acc21 = acc21 + v47; // row.py:36
             }
             for (; j22 + 8 <= 48; j22 += 8) {
-                const f32v v54 = load_f32(s_tile + t11 + j22);
-                const float t55 = sum_17 / 0x1.8000000000000p+5f;
-                const f32v v56 = splat_f32(t55);
-                const f32v v57 = v54 - v56;
-                const f32v v58 = v57;
-                store_f32(s_tile1 + t11 + j22, v58); // row.py:22
-                const f32v v59 = v58 * v58;
-                const f32v v60 = v59;
-                store_f32(s_tile2 + t11 + j22, v60); // row.py:22
-                acc18 = acc18 + v60; // row.py:36
+                const f32v v48 = load_f32(s_tile + t11 + j22);
+                const f32v v49 = v48 - v28;
+                const f32v v50 = v49;
+                store_f32(s_tile1 + t11 + j22, v50); // row.py:22
+                const f32v v51 = v50 * v50;
+                const f32v v52 = v51;
+                acc18 = acc18 + v52; // row.py:36
             }
-            const float sum_61 = sum_lanes(acc18 + acc19 + acc20 + acc21); // row.py:36
-            s_result1[row_7] = sum_61; // row.py:36
-            int64_t j62 = 0;
-            for (; j62 + 8 <= 48; j62 += 8) {
-                const f32v v63 = load_f32(s_tile1 + t11 + j62);
-                const float t64 = sum_61 / 0x1.8000000000000p+5f;
-                const float t65 = t64 + 0x1.4f8b580000000p-17f;
-                const float t66 = rsqrt_f32_s(t65);
-                const f32v v67 = splat_f32(t66);
-                const f32v v68 = v63 * v67;
-                const f32v v69 = load_f32(input2 + j62);
-                const f32v v70 = v68 * v69;
-                const f32v v71 = load_f32(input3 + j62);
-                const f32v v72 = v70 + v71;
-                const f32v v73 = v72;
-                store_f32(output0 + t12 + j62, v73); // row.py:27
-                const f32v v74 = load_f32(s_tile + t11 + j62);
-                store_f32(output1 + t12 + j62, v74); // row.py:27
+            const float sum_53 = sum_lanes(acc18 + acc19 + acc20 + acc21); // row.py:36
+            int64_t j54 = 0;
+            const float t60 = sum_53 / 0x1.8000000000000p+5f;
+            const float t61 = t60 + 0x1.4f8b580000000p-17f;
+            const float t62 = rsqrt_f32_s(t61);
+            const f32v v63 = splat_f32(t62);
+            const int64_t t71 = t12 + 1024;
+            if (t56) {
+                const int64_t head57 = min_i64(48, lanes_to_vector(output0 + t12));
+                if (head57 > 0) {
+                    const i32v m58 = lanes_below(head57);
+                    const f32v v59 = load_f32(s_tile1 + t11 + j54);
+                    const f32v v64 = v59 * v63;
+                    const f32v v65 = load_masked_f32(input2 + j54, m58);
+                    const f32v v66 = v64 * v65;
+                    const f32v v67 = load_masked_f32(input3 + j54, m58);
+                    const f32v v68 = v66 + v67;
+                    const f32v v69 = v68;
+                    store_masked_f32(output0 + t12 + j54, m58, v69); // row.py:27
+                    const f32v v70 = load_f32(s_tile + t11 + j54);
+                    store_masked_f32(output1 + t12 + j54, m58, v70); // row.py:27
+                }
+                j54 = head57;
+                for (; j54 + 8 <= 48; j54 += 8) {
+                    __builtin_prefetch(input0 + t71 + j54);
+                    __builtin_prefetch(input1 + t71 + j54);
+                    const f32v v72 = load_f32(s_tile1 + t11 + j54);
+                    const f32v v73 = v72 * v63;
+                    const f32v v74 = load_f32(input2 + j54);
+                    const f32v v75 = v73 * v74;
+                    const f32v v76 = load_f32(input3 + j54);
+                    const f32v v77 = v75 + v76;
+                    const f32v v78 = v77;
+                    stream_f32(output0 + t12 + j54, v78); // row.py:27
+                    const f32v v79 = load_f32(s_tile + t11 + j54);
+                    stream_f32(output1 + t12 + j54, v79); // row.py:27
+                }
+                if (j54 < 48) {
+                    __builtin_prefetch(input0 + t71 + j54);
+                    __builtin_prefetch(input1 + t71 + j54);
+                    const i32v m80 = lanes_below(48 - j54);
+                    const f32v v81 = load_f32(s_tile1 + t11 + j54);
+                    const f32v v82 = v81 * v63;
+                    const f32v v83 = load_masked_f32(input2 + j54, m80);
+                    const f32v v84 = v82 * v83;
+                    const f32v v85 = load_masked_f32(input3 + j54, m80);
+                    const f32v v86 = v84 + v85;
+                    const f32v v87 = v86;
+                    store_masked_f32(output0 + t12 + j54, m80, v87); // row.py:27
+                    const f32v v88 = load_f32(s_tile + t11 + j54);
+                    store_masked_f32(output1 + t12 + j54, m80, v88); // row.py:27
+                }
+            }
+            else {
+                for (; j54 + 8 <= 48; j54 += 8) {
+                    const f32v v89 = load_f32(s_tile1 + t11 + j54);
+                    const f32v v90 = v89 * v63;
+                    const f32v v91 = load_f32(input2 + j54);
+                    const f32v v92 = v90 * v91;
+                    const f32v v93 = load_f32(input3 + j54);
+                    const f32v v94 = v92 + v93;
+                    const f32v v95 = v94;
+                    store_f32(output0 + t12 + j54, v95); // row.py:27
+                    const f32v v96 = load_f32(s_tile + t11 + j54);
+                    store_f32(output1 + t12 + j54, v96); // row.py:27
+                }
             }
         }
     }
+    if (t56) streams_done();
 }
 static int32_t bind(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error,
                     size_t error_size) {
@@ -161,7 +192,7 @@ static int64_t group(const int64_t* symbols) {
 static size_t scratch_size(const int64_t* symbols) {
     (void)symbols;
     const int64_t n0 = symbols[0]; (void)n0;
-    return (size_t)(INT64_C(4736));
+    return (size_t)(INT64_C(3072));
 }
 static int64_t work(const int64_t* symbols) {
     (void)symbols;
@@ -181,7 +212,7 @@ static const int32_t input_types[] = {1, 1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_dim dims_1[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}, {1, 2, dims_1}};
-const tile_kernel tile_kernel_FusedGolden_e0c7de5e8797_x86_64_v3 = {
-    "FusedGolden_e0c7de5e8797", 4, 2, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_6bf655f7d097_x86_64_v3 = {
+    "FusedGolden_6bf655f7d097", 4, 2, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

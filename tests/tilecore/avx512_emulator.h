@@ -87,6 +87,10 @@ EMULATED __m512 e_maskz_loadu_ps(__mmask16 k, const float* p) {
     for (int i = 0; i < 16; i++) if (k >> i & 1) v[i] = p[i];
     return v;
 }
+EMULATED void e_stream_ps(float* p, __m512 v) {
+    if ((uintptr_t)p % 64) abort();
+    for (int i = 0; i < 16; i++) p[i] = v[i];
+}
 EMULATED void e_mask_storeu_ps(float* p, __mmask16 k, __m512 v) { for (int i = 0; i < 16; i++) if (k >> i & 1) p[i] = v[i]; }
 EMULATED __m256i e_maskz_loadu_epi16(__mmask16 k, const uint16_t* p) {
     e_half v = {0};
@@ -178,6 +182,7 @@ EMULATED __m512i e_permutexvar_epi16(__m512i order, __m512i v) {
 #define _mm512_storeu_si512 e_storeu_si512
 #define _mm512_maskz_loadu_ps e_maskz_loadu_ps
 #define _mm512_mask_storeu_ps e_mask_storeu_ps
+#define _mm512_stream_ps e_stream_ps
 #define _mm512_castsi512_si256(halves) (halves) /* what verbs load by a mask */
 #define _mm512_maskz_loadu_epi16 e_maskz_loadu_epi16
 #define _mm512_mask_storeu_epi16 e_mask_storeu_epi16

@@ -202,7 +202,22 @@ TILE_GATHER(i16, i32v, int16_t, TILE_AS_IS, TILE_AS_IS)
 
 #include "tile_half.h"
 
-/* ---- math, f32. Errors are at most about 2 units in the last place; NaN goes through, overflow and underflow are IEEE's. */
+/* ---- stores past the caches, for results that none would hold; `streams_done` before anybody else reads them */
+#if defined(__AVX512F__)
+#define TILE_STREAM(p, v) _mm512_stream_ps(p, (__m512)(v))
+#elif defined(__AVX2__)
+#define TILE_STREAM(p, v) _mm256_stream_ps(p, (__m256)(v))
+#else
+#define TILE_STREAM store_f32
+#define _mm_sfence() (void)0
+#endif
+/* Elements from p to the first address that is a multiple of a vector's size. */
+TILE_INLINE int64_t lanes_to_vector(const float* p) { return (int64_t)(-((uintptr_t)p / sizeof *p) % TILE_LANES); }
+TILE_INLINE void stream_f32(float* p, f32v v) { if (lanes_to_vector(p)) store_f32(p, v); else TILE_STREAM(p, v); }
+TILE_INLINE void streams_done(void) { _mm_sfence(); }
+
+/* ---- math, f32. Errors in units of the last place: log 1, exp and exp2 3, sigmoid 4, tanh 6, erf 7 at most. NaN goes
+ * through, overflow is IEEE's, and exponentials that are no normal floats are 0. */
 TILE_INLINE f32v max_f32(f32v a, f32v b) { return select_f32(b != b, b, max_raw(b, a)); } /* NaN if either is NaN */
 TILE_INLINE f32v min_f32(f32v a, f32v b) { return select_f32(b != b, b, min_raw(b, a)); }
 TILE_INLINE f32v fmax_f32(f32v a, f32v b) { return max_raw(b, a); } /* a if b is NaN */
@@ -210,10 +225,6 @@ TILE_INLINE f32v abs_f32(f32v x) { return (f32v)((i32v)x & 0x7fffffff); }
 TILE_INLINE f32v sign_f32(f32v x) {
     return select_f32(x != x, x, select_f32(x > 0, splat_f32(1), select_f32(x < 0, splat_f32(-1), splat_f32(0))));
 }
-/* p · 2^n for p in [0.7, 1.5) and whole n in [-126, 128], by adding n to the exponent; p must be 1 for n = 128. For
- * n = -127, p must be at least 1, and 1 gives 0. */
-TILE_INLINE f32v add_exponent(f32v p, f32v n) { return (f32v)((i32v)p + (to_i32v(n) << 23)); }
-TILE_INLINE f32v zero_where(i32v m, f32v x) { return (f32v)((i32v)x & ~m); }
 #if defined(__AVX512DQ__)
 /* exp2: results below 2^-126 are 0; above the largest float, inf. One instruction takes x less its floor, another scales
  * by 2 to that floor; what is left out by the mask costs no time for numbers that are too small. */
@@ -245,22 +256,37 @@ TILE_INLINE f32v exp2_f32(f32v x) {
     return p * (f32v)((i32v)shifted << 23);
 }
 #endif
-/* exp: results below 2^-126 are 0, above the largest float inf. */
+/* e^r for |r| <= ln(2) / 2, to 9.2e-8 of itself, exact at 0; times `scale`, 1 or 2, which is folded into the numbers. */
+#define TILE_EXP_OF_REST(p, r, scale)            \
+    f32v p = splat_f32((scale) * 8.29027221e-3f); \
+    p = p * r + (scale) * 4.18981612e-2f;        \
+    p = p * r + (scale) * 1.66676387e-1f;        \
+    p = p * r + (scale) * 4.99991477e-1f;        \
+    p = p * r + (scale) * 9.99999702e-1f;        \
+    p = p * r + (scale) * 1.0f
+#if defined(__AVX512DQ__)
+/* exp: results below 2^-126 are 0, above the largest float inf. As exp2, but x less n ln(2) takes two steps. */
 TILE_INLINE f32v exp_f32(f32v x) {
-    f32v y = min_raw(splat_f32(88.7228394f), x);
+    f32v y = min_raw(splat_f32(89.0f), x); /* second operand: NaN goes through */
     f32v n = round_f32v(y * 1.44269504f);
-    f32v r = y - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    f32v p = splat_f32(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    p = zero_where(x < -87.3365448f, add_exponent(p, n));
-    return select_f32(x > 88.7228394f, splat_f32(INFINITY), p);
+    f32v r = y - n * 0.693145752f;
+    r = r - n * 1.42860677e-6f;
+    TILE_EXP_OF_REST(p, r, 1.0f);
+    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3365448f), _CMP_NLT_UQ); /* NaN is, too */
+    return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
 }
+#else
+/* exp: results below 2^-125.5 are 0, above the largest float inf. As exp2, but x less n ln(2) takes two steps. */
+TILE_INLINE f32v exp_f32(f32v x) {
+    f32v y = max_raw(splat_f32(-87.3365448f), min_raw(splat_f32(89.0f), x)); /* second operand: NaN goes through */
+    f32v shifted = y * 1.44269504f + (12582912.0f + 126.0f);
+    f32v n = shifted - (12582912.0f + 126.0f);
+    f32v r = y - n * 0.693145752f;
+    r = r - n * 1.42860677e-6f;
+    TILE_EXP_OF_REST(p, r, 2.0f);
+    return p * (f32v)((i32v)shifted << 23);
+}
+#endif
 TILE_INLINE f32v log_f32(f32v x) { /* Cephes: log(m * 2^e) with m in [sqrt(1/2), sqrt(2)) */
     f32v tiny = splat_f32(1.17549435e-38f);
     i32v denormal = x < tiny;

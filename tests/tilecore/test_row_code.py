@@ -1,0 +1,146 @@
+"""Code for rows as vectors run it: errors of functions, quotients by one divisor, results that pass the caches by.
+
+The oracle is numpy in double precision, or in single precision where a quotient has to be exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import erf
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulated_targets import emulated_targets
+from tile_specs import Case, axis, row_case, tensor
+
+from tilecore.call import load_kernel
+from tilecore.compile import Kernel, compile_spec
+from tilecore.contract.dtype import DType
+from tilecore.contract.evaluate import evaluate
+from tilecore.contract.expr import Expr, Load, Sym, Var, unary, variables
+from tilecore.contract.spec import Place, Result, RowSpec, Step, outputs_of
+from tilecore.large_results import SHARE
+from tilecore.profile import detect_profile
+from tilecore.target import Target
+from tilecore.toolchain import Toolchain, find_toolchain
+
+pytestmark = pytest.mark.cpu
+PROFILE = detect_profile()
+SMALL = replace(PROFILE, l3=SHARE)  # every result is larger than what such a cache has room for
+TARGETS = (PROFILE.target, *(target for target in emulated_targets() if not target.base))
+EDGES = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38)
+each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+
+
+@pytest.fixture(scope="module")
+def toolchain(object_cache: Path) -> Toolchain:
+    return find_toolchain(object_cache)
+
+
+def compiled(spec: RowSpec, target: Target = PROFILE.target, *, small: bool = False) -> Kernel:
+    return compile_spec(
+        spec, label="Test", profile=SMALL if small else PROFILE, targets=(target,), config={"block_m": 3}
+    )
+
+
+def row_spec(value: Callable[[Expr, Expr], Expr], kind: str = "max") -> RowSpec:
+    """y[r, c] = value(x[r, c], the reduction of row r)."""
+    x, r, c = tensor("x", Sym("R"), Sym("C")), axis("r", Sym("R")), axis("c", Sym("C"))
+    load, total = Load(x, (r, c)), Var("total", DType.F32)
+    steps = (Step(total, kind, load),) if total in variables(value(load, total)) else ()
+    return RowSpec(
+        (x,), r, c, steps, (Result(Place(tensor("y", Sym("R"), Sym("C")), (r, c), (r, c)), value(load, total)),)
+    )
+
+
+def function(name: str) -> Callable[[np.ndarray], np.ndarray]:
+    return {"sigmoid": lambda x: 1 / (1 + np.exp(-x)), "erf": np.vectorize(erf)}.get(name) or getattr(np, name)
+
+
+@each_target
+@pytest.mark.parametrize(
+    ("name", "low", "high", "units"),
+    [("exp", -86.9, 88.7, 2.4), ("exp2", -125.4, 127.99, 3), ("sigmoid", -80, 80, 3.6), ("tanh", -12, 12, 6),
+     ("erf", -5, 5, 7), ("log", 1e-37, 3e38, 1.1)],
+)  # fmt: skip
+def test_errors_of_functions_in_units_of_the_last_place(
+    name: str, low: float, high: float, units: float, target: Target, toolchain: Toolchain
+) -> None:
+    rng = np.random.default_rng(3)
+    spread = np.exp(rng.uniform(np.log(1e-30), np.log(high), 4000)) * (1 if low > 0 else rng.choice([-1, 1], 4000))
+    x = np.concatenate([rng.uniform(low, high, 20000), spread]).astype(np.float32)
+    x = x[(x >= low) & (x <= high)][None]
+    run = load_kernel(compiled(row_spec(lambda x, _: unary(name, x)), target), target, toolchain)
+    (got,) = run(x)
+    want = function(name)(x.astype(np.float64))
+    unit = np.ldexp(1.0, np.frexp(want)[1] - 24)
+    assert np.abs((got - want) / unit).max() <= units
+
+    edges = np.array([[*EDGES, 88.73, 128.0, -87.4, -126.1, 89.5, -150.0]], np.float32)
+    (got,) = run(edges)
+    with np.errstate(all="ignore"):
+        want = function(name)(edges.astype(np.float64)).astype(np.float32)
+    flushed = np.where(np.abs(want) < 1.7e-38, 0.0, want)
+    near = np.isclose(got, want, rtol=1e-6, atol=1.2e-38, equal_nan=True) | (got == flushed)
+    assert near.all(), (edges[~near], got[~near], want[~near])
+
+
+@each_target
+def test_quotients_by_the_rows_own_number(target: Target, toolchain: Toolchain) -> None:
+    """One reciprocal serves a row, also where the reciprocal itself is too large or too small for a float."""
+    rng = np.random.default_rng(5)
+    sizes = np.array([1e-44, 1e-39, 1e-38, 1e-30, 1.0, 1e30, 1.6e38, 3.3e38, 0.0, -1e-42], np.float32)
+    x = (rng.uniform(0.1, 1.0, (len(sizes), 37)) * sizes[:, None]).astype(np.float32)
+    x = np.concatenate([x, np.full((4, 37), 1.5, np.float32)])
+    for row, number in zip(range(-4, 0), (np.inf, -np.inf, np.nan, 1e-41), strict=True):
+        x[row, 5] = number
+    (got,) = load_kernel(compiled(row_spec(lambda x, total: x / total), target), target, toolchain)(x)
+    with np.errstate(all="ignore"):
+        want = x / x.max(1, keepdims=True)
+    np.testing.assert_allclose(got, want, rtol=3e-7, atol=0, equal_nan=True)
+
+
+def test_quotients_that_are_rounded_are_exact(toolchain: Toolchain) -> None:
+    rng = np.random.default_rng(6)
+    scale = np.float32(0.0472)
+    x = (rng.integers(-4000, 4000, (3, 500)) * np.float32(0.5) * scale).astype(np.float32)
+    (got,) = load_kernel(compiled(row_spec(lambda x, _: unary("round", x / float(scale)))), PROFILE.target, toolchain)(
+        x
+    )
+    np.testing.assert_array_equal(got, np.rint(x / scale))
+
+
+@each_target
+@pytest.mark.parametrize(("kind", "columns"), [("softmax", 37), ("layernorm", 150), ("softmax", 5), ("layernorm", 32)])
+def test_results_past_the_caches(kind: str, columns: int, target: Target, toolchain: Toolchain) -> None:
+    """Rows begin at any address; what is stored and what was there beside it are as without."""
+    case = row_case(kind, rows=7, columns=columns, dynamic=columns in (5, 37))
+    assert isinstance(case.spec, RowSpec)
+    large, plain = compiled(case.spec, target, small=True), compiled(case.spec, target)
+    assert "stream_f32" in large.sources[target.name]
+    assert kind != "softmax" or "__builtin_prefetch(input0" in large.sources[target.name]
+    compare(case, large, target, toolchain)
+    compare(case, plain, target, toolchain)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_no_number_stays_in_its_row_past_the_caches(poison: float, toolchain: Toolchain) -> None:
+    case = row_case("softmax", rows=5, columns=43, dynamic=True)
+    case.arrays["x"][2, 17] = poison
+    assert isinstance(case.spec, RowSpec)
+    compare(case, compiled(case.spec, small=True), PROFILE.target, toolchain)
+
+
+def compare(case: Case, kernel: Kernel, target: Target, toolchain: Toolchain) -> None:
+    got = load_kernel(kernel, target, toolchain)(*(case.arrays[tensor.name] for tensor in case.spec.inputs))
+    want = evaluate(case.spec, case.arrays)
+    for output, value in zip(outputs_of(case.spec), got, strict=True):
+        np.testing.assert_allclose(value, want[output.name], rtol=1e-5, atol=3e-6, err_msg=output.name)
+
+
+def test_scratch_that_nothing_reads_is_not_written() -> None:
+    case = row_case("softmax", rows=5, columns=64, dynamic=False)
+    assert isinstance(case.spec, RowSpec)
+    text = compiled(case.spec).sources[PROFILE.target.name]
+    assert text.count("store_f32(s_") == 1  # exponentials, which the sum needs before they can be divided
+    assert "s_result" not in text
