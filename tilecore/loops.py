@@ -114,7 +114,7 @@ class Fold:
 @dataclass(frozen=True, slots=True)
 class VectorLoop:
     """`body` for `var` = 0 … `stop` − 1, many at a time. `padded`: the scratch that it writes may be
-    overwritten up to the next whole vector. Where `large` holds, results go past the caches and `ahead` is asked for."""
+    overwritten up to the next whole vector. Where `large` holds, results go past the caches; `ahead` is asked for."""
 
     var: Var
     stop: Expr

@@ -24,7 +24,7 @@ from tilecore.loops import (
     loop_statements,
 )
 
-Part = TypeVar("Part", Let, Put, Fold)
+Part = TypeVar("Part", bound=Let | Put | Fold)
 
 
 def hand_on(body: tuple[LoopStmt, ...]) -> tuple[LoopStmt, ...]:
