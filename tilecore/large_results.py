@@ -3,7 +3,7 @@
 Comes in: a loop program and the bytes of results from which on this pays. Goes out: the same, in which vector loops
 that store results run in a second form when a call's results are that large. A plain store of a line that no cache has
 reads it first and drives out something else; one past the caches is a third less traffic, also for a kernel that reads
-the results next, since it would not find them either. Programs with products are left alone: they wait for other things.
+the results next, since it would not find them either. Programs with products are left alone: they wait for others.
 """
 
 from dataclasses import replace
