@@ -15,6 +15,7 @@ from tilecore.loops import (
     Blocks,
     Branch,
     ByteStream,
+    FewRows,
     Loop,
     LoopProgram,
     LoopStmt,
@@ -29,12 +30,13 @@ from tilecore.loops import (
 )
 
 SHARE = 6  # of the last cache: what results may take of it, beside as much that is read and whatever others keep there
+PRODUCTS = Mma | FewRows | Stream | ByteStream | Blocks
 AHEAD_BYTES = 4096  # how far before its use a line is asked for
 
 
 def store_past_caches(program: LoopProgram, room: int) -> LoopProgram:
     """`program` with a second form of the loops that store results, for calls with results of `room` bytes or more."""
-    if any(isinstance(stmt, Mma | Stream | ByteStream | Blocks) for stmt in loop_statements(program.body)):
+    if any(isinstance(stmt, PRODUCTS) for stmt in loop_statements(program.body)):
         return program
     size: Expr = const(0)
     for memory in program.memories:
