@@ -184,9 +184,9 @@ def _is_extent(tensor: Tensor, name: str) -> bool:
     return tensor.shape == (Sym(name),)
 
 
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < 0:
-        raise KernelError(f"{name} is {value!r}: expected a whole number of at least 0")
+def _whole(name: str, value: Any, *, least: int = 0) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+        raise KernelError(f"{name} is {value!r}: expected a whole number of at least {least}")
     return int(value)
 
 
@@ -228,9 +228,14 @@ def build(
     eager: Eager | None = None,
 ) -> JitKernel:
     """The kernel of a scripted function."""
-    extents = {name: int(value) for name, value in (config or {}).items() if name in open_extents(function)}
+    opened = open_extents(function)
+    unknown = [name for name in config or {} if name not in opened and eager is None]
+    if unknown:
+        known = f"parameters of {function.__name__} that are T.auto: {', '.join(opened) or 'none'}"
+        raise KernelError(f"config has {', '.join(unknown)}; {known}")
+    extents = {name: _whole(name, value, least=1) for name, value in (config or {}).items() if name in opened}
     why = ""
-    if open_extents(function) and eager is None:
+    if opened and eager is None:
         extents, why = complete_extents(function, extents, detect_profile(), operands=operands or {})
     traced = trace_all(function, operands=operands, extents=extents, eager=eager)
     programs, result = traced.programs, traced.result

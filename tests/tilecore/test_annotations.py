@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kernel_texts import underlined
 from random_programs import random_program as random_tile_program
 
+import tilecore
 from tilecore import language as T
 from tilecore.compile import plan_of
 from tilecore.contract.expr import const
@@ -247,3 +248,49 @@ def test_a_vector_axis_is_honoured(axis: int) -> None:
     (chosen,) = plan_of(trace(kernel), AVX2).vector_axis.values()
     assert chosen is not None
     assert chosen.name == "ij"[axis]
+
+
+def product(
+    A: T.Tensor((ROWS, DEPTH), "float32"),  # type: ignore[valid-type]
+    B: T.Tensor((DEPTH, COLUMNS), "float32"),  # type: ignore[valid-type]
+    C: T.Tensor((ROWS, COLUMNS), "float32"),  # type: ignore[valid-type]
+    block_m: int = T.auto,  # type: ignore[assignment]
+    block_n: int = T.auto,  # type: ignore[assignment]
+    block_k: int = T.auto,  # type: ignore[assignment]
+) -> None:
+    with T.Kernel(T.ceildiv(COLUMNS, block_n), T.ceildiv(ROWS, block_m)) as (n, m):
+        a, b = T.alloc_shared((block_m, block_k), "float32"), T.alloc_shared((block_k, block_n), "float32")
+        c = T.alloc_fragment((block_m, block_n), "float32")
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(DEPTH, block_k)):
+            T.copy(A[m * block_m, k * block_k], a)
+            T.copy(B[k * block_k, n * block_n], b)
+            T.gemm(a, b, c)
+        T.copy(c, C[m * block_m, n * block_n])
+
+
+@pytest.mark.cpu
+def test_any_of_the_extents_may_be_given(object_cache: Path) -> None:
+    rng = np.random.default_rng(5)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((ROWS, DEPTH), (DEPTH, COLUMNS)))
+    names = ("block_m", "block_n", "block_k")
+    chosen = tilecore.compile(product, out_idx=2, cache=object_cache).config
+    for solution_ in ({name: int(chosen[name]) for name in names}, {"block_m": 5, "block_n": 7, "block_k": 3}):
+        for part_ in (names[:1], names[1:2], names[2:], names[::2], names):
+            part = {name: solution_[name] for name in part_}
+            kernel = tilecore.compile(product, out_idx=2, cache=object_cache, config=part)
+            assert part.items() <= kernel.config.items()
+            np.testing.assert_allclose(kernel(a, b), a.astype(np.float64) @ b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"block_m": 0}, "block_m is 0: expected a whole number of at least 1"),
+        ({"block_m": 2.5}, "block_m is 2.5: expected a whole number"),
+        ({"blok": 4}, r"config has blok; parameters of product that are T\.auto: block_m, block_n, block_k"),
+    ],
+)
+def test_an_extent_that_cannot_be(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(tilecore.KernelError, match=message):
+        tilecore.compile(product, out_idx=2, config=config)
