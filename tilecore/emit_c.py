@@ -34,6 +34,7 @@ from tilecore.emit_host import (
     descriptor,
     dispatch,
     flags,
+    group_of,
     scratch_bytes,
     symbol_order,
 )
@@ -74,6 +75,7 @@ from tilecore.loops import (
     VectorLoop,
     loop_statements,
 )
+from tilecore.settled import settled
 from tilecore.span import Span
 from tilecore.target import Target
 from tilecore.unused import drop_unused
@@ -166,8 +168,9 @@ class _Kernel(Expressions):
         self.scopes.append(Scope())
         self._grid_point(extents)
         if onces:
-            self.line(f"if (task / {extents[0]} != *copied) {{")
-            self.line(f"    *copied = task / {extents[0]};")
+            group = self.scalar(group_of(program))
+            self.line(f"if (task / {group} != *copied) {{")
+            self.line(f"    *copied = task / {group};")
             for once in onces:
                 self.line(f"    memset(once_{once.name}, 0, (size_t)({self.scalar(once.count)}));")
             self.line("}")
@@ -395,7 +398,23 @@ class _Kernel(Expressions):
             self.scopes[-1].variables[fold.into] = result
 
     def _whole_vectors(self, loop: VectorLoop, name: str, stop: str, totals: dict[Var, list[str]], copies: int) -> None:
-        """Whole vectors, then what is left, which is nothing if lanes divide what there is."""
+        """Whole vectors, then what is left, which is nothing if lanes divide what there is.
+
+        Where index comparisons are settled, vectors go without them.
+        """
+        lanes, clean = self.target.lanes, settled(loop)
+        if clean is not None:
+            if clean.first is not None:
+                before = f"{name} < {self.scalar(clean.first)} && {name} + {lanes} <= {stop}"
+                self._vector_body(loop, f"for (; {before}; {name} += {lanes})", [name], totals, None)
+            self._vectors(clean.loop, name, self.scalar(clean.loop.stop), totals, copies)
+            copies = 1
+        self._vectors(loop, name, stop, totals, copies)
+        if self.streaming or not _divides(loop.stop, lanes):
+            self._vector_body(loop, f"if ({name} < {stop})", [name], totals, f"lanes_below({stop} - {name})")
+
+    def _vectors(self, loop: VectorLoop, name: str, stop: str, totals: dict[Var, list[str]], copies: int) -> None:
+        """Vectors that end before `stop`, `copies` at a time as long as there are."""
         lanes = self.target.lanes
         if copies > 1:
             parts = [name, *(self.fresh("j") for _ in range(copies - 1))]
@@ -403,8 +422,6 @@ class _Kernel(Expressions):
             self._vector_body(loop, f"for (; {name} + {step} <= {stop}; {name} += {step})", parts, totals, None)
         if _at_least(loop.stop, lanes):
             self._vector_body(loop, f"for (; {name} + {lanes} <= {stop}; {name} += {lanes})", [name], totals, None)
-        if self.streaming or not _divides(loop.stop, lanes):
-            self._vector_body(loop, f"if ({name} < {stop})", [name], totals, f"lanes_below({stop} - {name})")
 
     def _past_caches(self, loop: VectorLoop, name: str, stop: str, totals: dict[Var, list[str]], copies: int) -> None:
         """The same with results stored past the caches: elements up to the first whole vector's address first."""

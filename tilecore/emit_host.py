@@ -48,6 +48,12 @@ def flags(program: LoopProgram) -> list[Once]:
     return [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
 
 
+def group_of(program: LoopProgram) -> Expr:
+    """How many tasks in a row find the same kept copies."""
+    size = extent_of(program.grid[0])
+    return binary("mul", const(1) if size == const(0) else size, const(program.sharing))  # 0: there is no task
+
+
 def size_text(expr: Expr, names: Mapping[str, str]) -> str:
     """C text of an integer expression of symbols."""
     match expr:
@@ -98,7 +104,7 @@ def dispatch(special: Special, names: Mapping[str, str]) -> list[str]:
 def _sizes(program: LoopProgram) -> tuple[Expr, Expr, Expr]:
     """Tasks of a call, how many in a row share copies, and bytes of scratch."""
     tasks = _product([extent_of(axis) for axis in program.grid])
-    group = extent_of(program.grid[0]) if flags(program) else const(1)
+    group = group_of(program) if flags(program) else const(1)
     memories = [scratch_bytes(memory) for memory in program.memories if memory.kind == "scratch"]
     return tasks, group, _sum([*memories, *(aligned(once.count) for once in flags(program))])
 

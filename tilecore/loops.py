@@ -280,7 +280,7 @@ class PackTransposed:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """`body` unless it has run for flag `index` since the grid point last moved along an axis outside `across`."""
+    """`body` unless it has run for flag `index` since the grid point last moved to others than share it."""
 
     index: Expr
     count: Expr  # flags
@@ -321,13 +321,17 @@ LoopStmt = (
 
 @dataclass(frozen=True, slots=True)
 class LoopProgram:
-    """`body` for every point of `grid`; the first grid axis moves fastest. `memories` are inputs, outputs, scratch."""
+    """`body` for every point of `grid`; the first grid axis moves fastest. `memories` are inputs, outputs, scratch.
+
+    `sharing` neighbours along the second grid axis find the same kept copies.
+    """
 
     name: str
     grid: tuple[Var, ...]
     memories: tuple[Memory, ...]
     body: tuple[LoopStmt, ...]
     tile: RegisterTile
+    sharing: int = 1
 
 
 def loop_statements(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:

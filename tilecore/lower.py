@@ -31,7 +31,7 @@ from tilecore.contract.expr import (
 )
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
-from tilecore.graph import Axis, TileGraph, buffers_of, depth_axes, gemm_axes, read_within
+from tilecore.graph import Axis, TileGraph, buffers_of, depth_axes, gemm_axes, read_within, split_affine
 from tilecore.infer import Plan
 from tilecore.ir import (
     Assert,
@@ -67,15 +67,18 @@ from tilecore.loops import (
     Repeat,
     RoundRows,
     Say,
+    Touch,
     VectorLoop,
     loop_statements,
 )
 from tilecore.operands import Lying, index_of, operands_in_place, operands_lying, source_index, stored_rows
 from tilecore.rows import is_row_wise, lower_rows, put_of
 from tilecore.scratch import drop_unread
+from tilecore.sharing import share_copies
 from tilecore.streams import FEW_ROWS, Computed, computed_operands, whole_depth
 
 TURN = 4  # rows of b that are unpacked together
+ROWS_AHEAD = 16  # of those that are packed: as long as the third cache takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,8 @@ def lower(plan: Plan) -> LoopProgram:
     body = tuple(_body(program.body, lowering))
     rounded = (part.memory for stmt in loop_statements(body) if isinstance(stmt, RoundRows) for part in stmt.made)
     memories = (*tensors.values(), *(slot.memory for slot in slots.values()), *dict.fromkeys(rounded))
-    return touch_ahead(drop_unread(LoopProgram(program.name, program.grid, memories, body, plan.register_tile)))
+    made = LoopProgram(program.name, program.grid, memories, body, plan.register_tile)
+    return touch_ahead(share_copies(drop_unread(made)))
 
 
 def _resolved(plan: Plan, addresses: Addresses) -> Plan:
@@ -473,7 +477,16 @@ def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
             Put(slot.memory, start + place * PANEL + lane, substitute(value, {depth: place}), None, copy.span)
             for place in places
         ]
-    yield _loop(panel, (_loop(row, (_vector(lane, tuple(puts)),)),))
+    yield _loop(panel, (_loop(row, (*_rows_ahead(value, depth, lane, row), _vector(lane, tuple(puts)))),))
+
+
+def _rows_ahead(value: Expr, depth: Var, lane: Var, row: Var) -> Iterator[Touch]:
+    """Ask for the line of a row to come: rows of a model's tensors lie pages apart, where no prefetcher looks."""
+    if row is depth and isinstance(value, Load) and isinstance(value.source, Memory) and value.source.kind == "input":
+        offset = value.index[0]
+        step, rest = split_affine(offset, lane)
+        if step == const(1) and rest is not None and not loads(offset):
+            yield Touch(value.source, substitute(rest, {depth: depth + ROWS_AHEAD}), False)
 
 
 def _pairs(

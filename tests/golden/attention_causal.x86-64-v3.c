@@ -1,4 +1,4 @@
-/* FusedGolden_d14c08c14c6b: attention for x86-64-v3 */
+/* FusedGolden_b82d8d801888: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -139,117 +139,117 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 f32v acc73 = splat_f32(-INFINITY);
                 f32v acc74 = splat_f32(-INFINITY);
                 int64_t j75 = 0;
-                const int64_t t79 = t67 + row_70;
-                const int64_t t80 = t79 + 1;
+                const int64_t t76 = t67 + row_70;
+                const int64_t t77 = t76 + 1;
+                const int64_t t78 = min_i64(t69, t77);
                 const int64_t t82 = row_70 * 32;
-                for (; j75 + 32 <= t69; j75 += 32) {
-                    const i32v v81 = lanes_below(t80 - j75);
-                    const f32v v83 = select_f32(v81, load_masked_f32(s_s + t82 + j75, v81), splat_f32(-INFINITY));
+                for (; j75 + 32 <= t78; j75 += 32) {
+                    const f32v v83 = load_f32(s_s + t82 + j75);
                     const f32v v84 = v83;
-                    store_f32(s_s + t82 + j75, v84); // attention.py:49
                     acc71 = fmax_f32(acc71, v84); // attention.py:51
-                    const int64_t j76 = j75 + 8;
-                    const i32v v85 = lanes_below(t80 - j76);
-                    const f32v v86 = select_f32(v85, load_masked_f32(s_s + t82 + j76, v85), splat_f32(-INFINITY));
-                    const f32v v87 = v86;
-                    store_f32(s_s + t82 + j76, v87); // attention.py:49
-                    acc72 = fmax_f32(acc72, v87); // attention.py:51
-                    const int64_t j77 = j75 + 16;
-                    const i32v v88 = lanes_below(t80 - j77);
-                    const f32v v89 = select_f32(v88, load_masked_f32(s_s + t82 + j77, v88), splat_f32(-INFINITY));
+                    const int64_t j79 = j75 + 8;
+                    const f32v v85 = load_f32(s_s + t82 + j79);
+                    const f32v v86 = v85;
+                    acc72 = fmax_f32(acc72, v86); // attention.py:51
+                    const int64_t j80 = j75 + 16;
+                    const f32v v87 = load_f32(s_s + t82 + j80);
+                    const f32v v88 = v87;
+                    acc73 = fmax_f32(acc73, v88); // attention.py:51
+                    const int64_t j81 = j75 + 24;
+                    const f32v v89 = load_f32(s_s + t82 + j81);
                     const f32v v90 = v89;
-                    store_f32(s_s + t82 + j77, v90); // attention.py:49
-                    acc73 = fmax_f32(acc73, v90); // attention.py:51
-                    const int64_t j78 = j75 + 24;
-                    const i32v v91 = lanes_below(t80 - j78);
-                    const f32v v92 = select_f32(v91, load_masked_f32(s_s + t82 + j78, v91), splat_f32(-INFINITY));
-                    const f32v v93 = v92;
-                    store_f32(s_s + t82 + j78, v93); // attention.py:49
-                    acc74 = fmax_f32(acc74, v93); // attention.py:51
+                    acc74 = fmax_f32(acc74, v90); // attention.py:51
+                }
+                for (; j75 + 8 <= t78; j75 += 8) {
+                    const f32v v91 = load_f32(s_s + t82 + j75);
+                    const f32v v92 = v91;
+                    acc71 = fmax_f32(acc71, v92); // attention.py:51
                 }
                 for (; j75 + 8 <= t69; j75 += 8) {
-                    const i32v v94 = lanes_below(t80 - j75);
-                    const f32v v95 = select_f32(v94, load_masked_f32(s_s + t82 + j75, v94), splat_f32(-INFINITY));
-                    const f32v v96 = v95;
-                    store_f32(s_s + t82 + j75, v96); // attention.py:49
-                    acc71 = fmax_f32(acc71, v96); // attention.py:51
+                    const i32v v93 = lanes_below(t77 - j75);
+                    const f32v v94 = select_f32(v93, load_masked_f32(s_s + t82 + j75, v93), splat_f32(-INFINITY));
+                    const f32v v95 = v94;
+                    store_f32(s_s + t82 + j75, v95); // attention.py:49
+                    acc71 = fmax_f32(acc71, v95); // attention.py:51
                 }
                 if (j75 < t69) {
-                    const i32v m97 = lanes_below(t69 - j75);
-                    const i32v v98 = lanes_below(t80 - j75);
-                    const f32v v99 = select_f32(v98, load_masked_f32(s_s + t82 + j75, v98), splat_f32(-INFINITY));
-                    const f32v v100 = v99;
-                    store_masked_f32(s_s + t82 + j75, m97, v100); // attention.py:49
-                    acc71 = fmax_f32(acc71, select_f32(m97, v100, splat_f32(-INFINITY))); // attention.py:51
+                    const i32v m96 = lanes_below(t69 - j75);
+                    const i32v v97 = lanes_below(t77 - j75);
+                    const f32v v98 = select_f32(v97, load_masked_f32(s_s + t82 + j75, v97), splat_f32(-INFINITY));
+                    const f32v v99 = v98;
+                    store_masked_f32(s_s + t82 + j75, m96, v99); // attention.py:49
+                    acc71 = fmax_f32(acc71, select_f32(m96, v99, splat_f32(-INFINITY))); // attention.py:51
                 }
-                const float fmax_101 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc71, acc72), acc73), acc74)); // attention.py:51
-                const float t102 = s_top[row_70];
-                s_rescale[row_70] = t102; // online_softmax.py:17
-                const float t103 = max_f32_s(t102, fmax_101);
-                s_top[row_70] = t103; // attention.py:51
-                const int32_t t104 = t103 == -INFINITY;
-                const float t105 = t104 ? 0x0.0p+0f : s_top[row_70];
-                const float t106 = t102 - t105;
-                const float t107 = t106 * 0x1.7154760000000p+0f;
-                const float t108 = exp2_f32_s(t107);
-                s_rescale[row_70] = t108; // online_softmax.py:20
-                const float t109 = s_total[row_70];
-                const float t110 = t109 * t108;
-                s_total[row_70] = t110; // online_softmax.py:21
-                f32v acc111 = splat_f32(0.0f);
-                int64_t j112 = 0;
-                for (; j112 + 8 <= t69; j112 += 8) {
-                    const f32v v113 = load_f32(s_s + t82 + j112);
-                    const f32v v114 = splat_f32(t105);
-                    const f32v v115 = v113 - v114;
-                    const f32v v116 = v115 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v117 = exp2_f32(v116);
-                    const f32v v118 = v117;
-                    store_f32(s_s + t82 + j112, v118); // attention.py:53
-                    acc111 = acc111 + v118; // attention.py:54
+                const float fmax_100 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc71, acc72), acc73), acc74)); // attention.py:51
+                const float t101 = s_top[row_70];
+                s_rescale[row_70] = t101; // online_softmax.py:17
+                const float t102 = max_f32_s(t101, fmax_100);
+                s_top[row_70] = t102; // attention.py:51
+                const int32_t t103 = t102 == -INFINITY;
+                const float t104 = t103 ? 0x0.0p+0f : s_top[row_70];
+                const float t105 = t101 - t104;
+                const float t106 = t105 * 0x1.7154760000000p+0f;
+                const float t107 = exp2_f32_s(t106);
+                s_rescale[row_70] = t107; // online_softmax.py:20
+                const float t108 = s_total[row_70];
+                const float t109 = t108 * t107;
+                s_total[row_70] = t109; // online_softmax.py:21
+                f32v acc110 = splat_f32(0.0f);
+                int64_t j111 = 0;
+                for (; j111 + 8 <= t69; j111 += 8) {
+                    const f32v v112 = load_f32(s_s + t82 + j111);
+                    const f32v v113 = splat_f32(t104);
+                    const f32v v114 = v112 - v113;
+                    const f32v v115 = v114 * splat_f32(0x1.7154760000000p+0f);
+                    const f32v v116 = exp2_f32(v115);
+                    const f32v v117 = v116;
+                    store_f32(s_s + t82 + j111, v117); // attention.py:53
+                    acc110 = acc110 + v117; // attention.py:54
                 }
-                if (j112 < t69) {
-                    const i32v m119 = lanes_below(t69 - j112);
-                    const f32v v120 = load_f32(s_s + t82 + j112);
-                    const f32v v121 = splat_f32(t105);
-                    const f32v v122 = v120 - v121;
-                    const f32v v123 = v122 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v124 = exp2_f32(v123);
-                    const f32v v125 = v124;
-                    store_masked_f32(s_s + t82 + j112, m119, v125); // attention.py:53
-                    acc111 = acc111 + select_f32(m119, v125, splat_f32(0.0f)); // attention.py:54
+                if (j111 < t69) {
+                    const i32v m118 = lanes_below(t69 - j111);
+                    const f32v v119 = load_f32(s_s + t82 + j111);
+                    const f32v v120 = splat_f32(t104);
+                    const f32v v121 = v119 - v120;
+                    const f32v v122 = v121 * splat_f32(0x1.7154760000000p+0f);
+                    const f32v v123 = exp2_f32(v122);
+                    const f32v v124 = v123;
+                    store_masked_f32(s_s + t82 + j111, m118, v124); // attention.py:53
+                    acc110 = acc110 + select_f32(m118, v124, splat_f32(0.0f)); // attention.py:54
                 }
-                const float sum_126 = sum_lanes(acc111); // attention.py:54
-                const float t127 = t110 + sum_126;
-                s_total[row_70] = t127; // attention.py:54
-                int64_t j128 = 0;
-                const int64_t t129 = row_70 * 64;
-                for (; j128 < 64; j128 += 8) {
-                    const f32v v130 = load_f32(s_o + t129 + j128);
-                    const f32v v131 = splat_f32(t108);
-                    const f32v v132 = v130 * v131;
-                    store_f32(s_o + t129 + j128, v132); // attention.py:60
+                const float sum_125 = sum_lanes(acc110); // attention.py:54
+                const float t126 = t109 + sum_125;
+                s_total[row_70] = t126; // attention.py:54
+                int64_t j127 = 0;
+                const int64_t t128 = row_70 * 64;
+                for (; j127 < 64; j127 += 8) {
+                    const f32v v129 = load_f32(s_o + t128 + j127);
+                    const f32v v130 = splat_f32(t107);
+                    const f32v v131 = v129 * v130;
+                    store_f32(s_o + t128 + j127, v131); // attention.py:60
                 }
             }
             if (!once_v[n_59]) {
                 once_v[n_59] = 1;
-                for (int64_t panel_133 = 0; panel_133 < 4; panel_133 += 1) {
-                    const int64_t t140 = panel_133 * 16;
-                    const int64_t t146 = panel_133 * 512;
-                    for (int64_t depth_134 = 0; depth_134 < t66; depth_134 += 1) {
-                        int64_t j135 = 0;
-                        const int64_t t136 = depth_134 * 384;
-                        const int64_t t137 = t18 + t136;
-                        const int64_t t138 = t137 + t19;
-                        const int64_t t139 = t138 + t60;
-                        const int64_t t141 = t139 + t140;
-                        const int64_t t142 = t141 + 256;
-                        const int64_t t144 = depth_134 * 16;
+                for (int64_t panel_132 = 0; panel_132 < 4; panel_132 += 1) {
+                    const int64_t t138 = panel_132 * 16;
+                    const int64_t t146 = panel_132 * 512;
+                    for (int64_t depth_133 = 0; depth_133 < t66; depth_133 += 1) {
+                        const int64_t t134 = depth_133 * 384;
+                        const int64_t t135 = t18 + t134;
+                        const int64_t t136 = t135 + t19;
+                        const int64_t t137 = t136 + t60;
+                        const int64_t t139 = t137 + t138;
+                        const int64_t t140 = t139 + 6400;
+                        __builtin_prefetch(input0 + t140, 0);
+                        int64_t j141 = 0;
+                        const int64_t t142 = t139 + 256;
+                        const int64_t t144 = depth_133 * 16;
                         const int64_t t145 = t144 + t63;
                         const int64_t t147 = t145 + t146;
-                        for (; j135 + 8 <= 16; j135 += 8) {
-                            const f32v v143 = load_f32(input0 + t142 + j135);
-                            store_f32(s_v + t147 + j135, v143); // attention.py:61
+                        for (; j141 + 8 <= 16; j141 += 8) {
+                            const f32v v143 = load_f32(input0 + t142 + j141);
+                            store_f32(s_v + t147 + j141, v143); // attention.py:61
                         }
                     }
                 }
@@ -331,7 +331,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_d14c08c14c6b_x86_64_v3 = {
-    "FusedGolden_d14c08c14c6b", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_b82d8d801888_x86_64_v3 = {
+    "FusedGolden_b82d8d801888", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -43,7 +43,11 @@ TILE_INLINE void transpose_8x8(__m256* restrict r, float* restrict to) {
             const ELEMENT* from = source + (rows > 0 ? column : 0) * row;                                              \
             float* to = panels + column / TILE_PANEL * panel + column % TILE_PANEL;                                    \
             int64_t k = 0;                                                                                             \
-            for (; k + 8 <= depth; k += 8) { TILE_PACK_BLOCK(TYPE) }                                                   \
+            for (; k + 8 <= depth; k += 8) {                                                                           \
+                if (k * sizeof(ELEMENT) % 64 == 0) /* the next rows, which may lie in other pages */                   \
+                    TILE_UNROLL for (int i = 8; i < 16; i++) __builtin_prefetch(from + k + i * row);                   \
+                TILE_PACK_BLOCK(TYPE)                                                                                  \
+            }                                                                                                          \
             for (; k < depth; k++)                                                                                     \
                 for (int i = 0; i < 8; i++)                                                                            \
                     to[k * TILE_PANEL + i] = i < rows ? value_##TYPE##_s(from[i * row + k]) : 0.0f;                    \

@@ -1,0 +1,53 @@
+"""Grid points that share kept copies although they differ in more than the fastest axis: heads on one of keys.
+
+Comes in: a loop program. Goes out: the same, with how many neighbours along the second grid axis find the same copies
+(`Once`): as many as let no expression inside any of them change. All of them then copy once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, substitute, variables, walk
+from tilecore.loops import LoopProgram, Once, loop_statements
+
+
+def share_copies(program: LoopProgram) -> LoopProgram:
+    """`program` with its `sharing`."""
+    bodies = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
+    if not bodies or len(program.grid) < 2 or not isinstance(program.grid[1].extent, Const):
+        return program
+    axis, size = program.grid[1], int(program.grid[1].extent.value)
+    copied = list(dict.fromkeys(expr for once in bodies for part in once.body for expr in _expressions(part)))
+    tried = sorted({size, *_divisors(copied, axis)}, reverse=True)
+    return replace(program, sharing=next((n for n in tried if size % n == 0 and _alike(copied, axis, size, n)), 1))
+
+
+def _divisors(exprs: list[Expr], axis: Var) -> Iterator[int]:
+    """Constants by which something of the axis is divided with rounding."""
+    for node in (node for expr in exprs for node in walk(expr)):
+        if isinstance(node, Op) and node.name == "floordiv" and axis in variables(node):
+            divisor = node.args[1]
+            if isinstance(divisor, Const) and divisor.value > 1:
+                yield int(divisor.value)
+
+
+def _alike(exprs: list[Expr], axis: Var, size: int, count: int) -> bool:
+    """Whether each expression is the same at `count` neighbours."""
+    among, group = Var("among", extent=const(count)), Var("group", extent=const(size // count))
+    return all(among not in variables(substitute(expr, {axis: group * count + among})) for expr in exprs)
+
+
+def _expressions(part: object) -> Iterator[Expr]:
+    """Every expression of a statement and what it consists of, extents of loop variables included."""
+    if isinstance(part, Const | Op | Load | Sym):
+        yield part
+    elif isinstance(part, Var):
+        if part.extent is not None:
+            yield part.extent
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:  # type: ignore[reportUnknownVariableType]
+            yield from _expressions(each)
+    elif is_dataclass(part) and not isinstance(part, type):
+        for each in fields(part):
+            yield from _expressions(getattr(part, each.name))
