@@ -13,10 +13,6 @@
 
 #include "tile_features.h"
 
-#if defined(__GNUC__) && !defined(__clang__) /* vectors in arguments: every verb is inlined, so that none is passed */
-#pragma GCC diagnostic ignored "-Wpsabi"
-#endif
-
 #if defined(__AVX512F__)
 #include "tile_intrinsics.h"
 #define TILE_LANES 16

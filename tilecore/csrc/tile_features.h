@@ -79,4 +79,8 @@ static inline int tile_x86_vnni(int bits) {
 }
 #endif
 
+#if defined(__GNUC__) && !defined(__clang__) /* vectors in arguments: every verb is inlined, so that none is passed */
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
 #endif
