@@ -2,8 +2,9 @@
  * Vector j of a row of b lies in panel j * LANES / PANEL. All accumulators live in registers: MR * NV of them.
  * A part of tile_cpu.h, which includes it.
  *
- * b comes from a cache that is far away, once for all rows. Tiles of few rows ask for what they read soon; those of more
- * share out the panels after theirs: each asks for `lines` lines of every such panel with each TILE_TURN rows of b.
+ * b comes from a cache that is far away, once for all rows. Tiles of few rows ask for what they read soon. Where tiles are
+ * many, as they are not in attention, they share out the panels after theirs: each asks for `lines` lines of every such
+ * panel with each TILE_TURN rows of b.
  */
 #ifndef TILE_MMA_H
 #define TILE_MMA_H
@@ -11,6 +12,7 @@
 #define TILE_FEW 4    /* rows that do little work for each row of b, so that its fetching shows */
 #define TILE_AHEAD 32 /* rows of b to ask for beforehand: the processor's own guess stops at pages */
 #define TILE_TURN 32
+#define TILE_SHARERS (TILE_LANES < 16 ? 12 : 1 << 30) /* tiles that share at least; a Sapphire Rapids gained nothing */
 #define TILE_LINE 64
 #define TILE_MMA(MR, NV, NAME, TYPE, ELEMENT)                                                                          \
     static __attribute__((noinline)) void NAME##MR##x##NV(                                                             \
@@ -19,11 +21,12 @@
         f32v acc[MR][NV];                                                                                              \
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                  \
             clear ? (f32v){0} : load_f32(c + i * ldc + j * TILE_LANES);                                                \
-        for (int64_t from = 0; from < depth; from += TILE_TURN) {                                                      \
+        const int64_t turn = MR > TILE_FEW && lines ? TILE_TURN : depth;                                               \
+        for (int64_t from = 0; from < depth; from += turn) {                                                           \
             for (int64_t line = 0; MR > TILE_FEW && line < lines; line++, ahead += TILE_LINE / sizeof(ELEMENT))        \
                 TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                      \
                     __builtin_prefetch(ahead + j / TILE_PANEL * panel, 0, 2);                                          \
-            const int64_t stop = depth - from < TILE_TURN ? depth : from + TILE_TURN;                                  \
+            const int64_t stop = depth - from < turn ? depth : from + turn;                                            \
             TILE_UNROLL_DEPTH for (int64_t k = from; k < stop; k++) {                                                  \
                 if (MR <= TILE_FEW) {                                                                                  \
                     TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                  \
@@ -47,7 +50,7 @@
 #define TILE_CALL_AHEAD(shape, row, full, count)                                                                       \
     do {                                                                                                               \
         const int64_t units = TILE_TURN * TILE_PANEL * sizeof(*b) / TILE_LINE, tiles = (rows + (full) - 1) / (full);   \
-        const int64_t each = (units + tiles - 1) / tiles, done = (row) / (full) * each;                                \
+        const int64_t each = tiles < TILE_SHARERS ? 0 : (units + tiles - 1) / tiles, done = (row) / (full) * each;     \
         const int64_t size = depth * TILE_PANEL, next = p + 2 * (count) > panels && panel > size ? size : (p + (count)) * panel; \
         shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear,   \
               b + next + done * (depth / TILE_TURN) * (TILE_LINE / sizeof(*b)), done < units ? each : 0);              \
