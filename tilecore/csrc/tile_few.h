@@ -8,25 +8,29 @@
 
 #include "tile_cpu.h"
 
-#define FEW_ROWS 4 /* of a, at once */
+#define FEW_COLUMNS 4 /* of FEW_DOT at once: rows of b that are walked side by side */
+#if TILE_LANES == 8
+#define FEW_DOT_MOST 2 /* rows of a at once */
+#define FEW_SUMS 8     /* vectors of sums in registers */
+#else
+#define FEW_DOT_MOST 4
+#define FEW_SUMS 16
+#endif
+#define FEW_ROWS 4 /* of a at once in FEW_SUM */
 #if !defined(FEW_AHEAD)
-#define FEW_AHEAD 2048 /* bytes of b that are asked for beforehand, in whole rows */
+#define FEW_AHEAD 8192 /* bytes of b that FEW_DOT asks for beforehand, in whole rows */
 #endif
 #if !defined(FEW_CHUNK)
-#define FEW_CHUNK 4096 /* bytes of b that stay in the first cache until all columns have used them */
-#endif
-#if TILE_LANES == 8
-#define FEW_SUMS 8 /* vectors of sums in registers */
-#else
-#define FEW_SUMS 16
+#define FEW_CHUNK 8192 /* bytes of b that stay in the first cache until all columns of FEW_SUM have used them */
 #endif
 #if defined(TILE_KEEP)
 #define FEW_KEEP(v) TILE_KEEP(v) /* else gcc loads it again for every use */
 #else
-#define FEW_KEEP(v)
+#define FEW_KEEP(v) (void)0
 #endif
 #define FEW_LEAST(a, b) ((a) < (b) ? (a) : (b))
-#define FEW_AT_ONCE(MR) FEW_LEAST(FEW_SUMS / ((MR) == 3 ? 4 : (MR)), TILE_LANES) /* columns, or vectors of them */
+#define FEW_WIDE(MR) FEW_LEAST(FEW_SUMS / ((MR) == 3 ? 4 : (MR)), 4) /* vectors of columns at once */
+#define FEW_LINE(TYPE) (64 / (int64_t)sizeof(TYPE))
 #define FEW_VALUE_f32(x) (x)
 #define FEW_VALUE_bf16(x) value_bf16_s(x)
 
@@ -42,37 +46,47 @@ static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
     return v[0];
 }
 
-#define FEW_DOT_STEP(MR, LOAD_A, LOAD_B)                                                                               \
-    f32v bv[FEW_AT_ONCE(MR)];                                                                                          \
-    TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) bv[j] = LOAD_B(from[j] + k);                                 \
+#define FEW_DOT_STEP(MR, LOAD_A, LOAD_B, AT)                                                                           \
+    f32v bv[FEW_COLUMNS];                                                                                              \
+    TILE_UNROLL for (int j = 0; j < FEW_COLUMNS; j++) {                                                                \
+        bv[j] = LOAD_B(from[j] + (AT));                                                                                \
+        if (MR > 1) { FEW_KEEP(bv[j]); }                                                                               \
+    }                                                                                                                  \
     TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                         \
-        f32v av = LOAD_A(a + i * lda + k);                                                                             \
+        f32v av = LOAD_A(a + i * lda + (AT));                                                                          \
         FEW_KEEP(av);                                                                                                  \
-        TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) acc[i][j] += av * bv[j];                                 \
+        TILE_UNROLL for (int j = 0; j < FEW_COLUMNS; j++) acc[i][j] += av * bv[j];                                     \
     }
-/* MR rows by TILE_LANES columns, of which `count` exist: in place of others, the last one is used again. */
+/* MR rows by TILE_LANES columns, of which `count` exist: in place of others, the last one is used again. With `ask`, as
+ * much of b is asked for from `ahead` on: every `across` elements a part of one of four rows. */
 #define FEW_DOT_TILE(MR, NAME, A, LEFT, B, RIGHT)                                                                      \
-    static __attribute__((noinline)) void NAME##_##MR(const LEFT* restrict a, int64_t lda, const RIGHT* restrict b, int64_t ldb,                 \
-                            float* restrict c, int64_t ldc, int64_t count, int64_t depth, int64_t ahead, int clear) {  \
+    static __attribute__((noinline)) void NAME##_##MR(                                                                 \
+        const LEFT* restrict a, int64_t lda, const RIGHT* restrict b, int64_t ldb, float* restrict c, int64_t ldc,     \
+        int64_t count, int64_t depth, int clear, int ask, int64_t ahead, int64_t across) {                             \
+        enum { PART = FEW_COLUMNS * TILE_LANES };                                                                      \
+        const int64_t along = across == PART ? FEW_COLUMNS * PART : PART;                                              \
         f32v sums[MR][TILE_LANES];                                                                                     \
-        for (int64_t g = 0; g < TILE_LANES; g += FEW_AT_ONCE(MR)) {                                                    \
-            const RIGHT* from[FEW_AT_ONCE(MR)];                                                                        \
-            f32v acc[MR][FEW_AT_ONCE(MR)];                                                                             \
-            TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) {                                                    \
+        for (int64_t g = 0; g < TILE_LANES; g += FEW_COLUMNS) {                                                        \
+            const RIGHT *from[FEW_COLUMNS], *next = b + g * ldb + ahead;                                               \
+            f32v acc[MR][FEW_COLUMNS];                                                                                 \
+            TILE_UNROLL for (int j = 0; j < FEW_COLUMNS; j++) {                                                        \
                 from[j] = b + FEW_LEAST(g + j, count - 1) * ldb;                                                       \
                 TILE_UNROLL for (int i = 0; i < MR; i++) acc[i][j] = (f32v){0};                                        \
             }                                                                                                          \
             int64_t k = 0;                                                                                             \
-            for (; k + TILE_LANES <= depth; k += TILE_LANES) {                                                         \
-                TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) __builtin_prefetch(from[j] + k + ahead);         \
-                FEW_DOT_STEP(MR, load_##A, load_##B)                                                                   \
+            for (; k + PART <= depth; k += PART, next += along) {                                                      \
+                if (ask)                                                                                               \
+                    TILE_UNROLL for (int t = 0; t < FEW_COLUMNS; t++)                                                  \
+                        TILE_UNROLL for (int n = 0; n < PART; n += FEW_LINE(RIGHT)) __builtin_prefetch(next + t * across + n); \
+                TILE_UNROLL for (int t = 0; t < PART; t += TILE_LANES) { FEW_DOT_STEP(MR, load_##A, load_##B, k + t) }  \
             }                                                                                                          \
+            for (; k + TILE_LANES <= depth; k += TILE_LANES) { FEW_DOT_STEP(MR, load_##A, load_##B, k) }                  \
             if (k < depth) {                                                                                           \
                 const i32v m = lanes_below(depth - k);                                                                 \
-                FEW_DOT_STEP(MR, FEW_MASKED_##A, FEW_MASKED_##B)                                                       \
+                FEW_DOT_STEP(MR, FEW_MASKED_##A, FEW_MASKED_##B, k)                                                       \
             }                                                                                                          \
             TILE_UNROLL for (int i = 0; i < MR; i++)                                                                   \
-                TILE_UNROLL for (int j = 0; j < FEW_AT_ONCE(MR); j++) sums[i][g + j] = acc[i][j];                      \
+                TILE_UNROLL for (int j = 0; j < FEW_COLUMNS; j++) sums[i][g + j] = acc[i][j];                          \
         }                                                                                                              \
         for (int i = 0; i < MR; i++) {                                                                                 \
             const f32v joined = sums_of_lanes(sums[i]);                                                                \
@@ -86,34 +100,45 @@ static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
 #define load_rounded(p) round_bf16(load_f32(p))
 
 /* c[r][j] (+)= sum over k of a[r][k] * b[j][k], k contiguous in both. */
-#define TILE_FEW_DOT(NAME, A, LEFT, B, RIGHT)                                                                 \
+#if FEW_DOT_MOST == 4
+#define FEW_DOT_TILES(NAME, A, LEFT, B, RIGHT)                                                                         \
     FEW_DOT_TILE(1, NAME, A, LEFT, B, RIGHT)                                                                           \
     FEW_DOT_TILE(2, NAME, A, LEFT, B, RIGHT)                                                                           \
     FEW_DOT_TILE(3, NAME, A, LEFT, B, RIGHT)                                                                           \
-    FEW_DOT_TILE(4, NAME, A, LEFT, B, RIGHT)                                                                           \
-    void NAME(const LEFT* restrict a, int64_t lda, int64_t step, const RIGHT* restrict b, int64_t ldb,         \
-                      float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear) {       \
-        (void)step;                                                                                                    \
-        const int64_t ahead = FEW_AHEAD / (int64_t)sizeof(RIGHT) / (ldb > 0 ? FEW_LEAST(ldb, FEW_AHEAD / 64) : 1) * ldb; \
-        for (int64_t j = 0; j < columns; j += TILE_LANES) {                                                            \
-            for (int64_t i = 0; i < rows; i += FEW_ROWS) {                                                             \
-                switch (rows - i) {                                                                                    \
-                case 1: FEW_DOT_CALL(NAME##_1); break;                                                                 \
-                case 2: FEW_DOT_CALL(NAME##_2); break;                                                                 \
-                case 3: FEW_DOT_CALL(NAME##_3); break;                                                                 \
-                default: FEW_DOT_CALL(NAME##_4); break;                                                                \
-                }                                                                                                      \
-            }                                                                                                          \
-        }                                                                                                              \
+    FEW_DOT_TILE(4, NAME, A, LEFT, B, RIGHT)
+#define FEW_DOT_CALLS(NAME)                                                                                            \
+    switch (rows - i) {                                                                                                \
+    case 1: FEW_DOT_CALL(NAME##_1); break;                                                                             \
+    case 2: FEW_DOT_CALL(NAME##_2); break;                                                                             \
+    case 3: FEW_DOT_CALL(NAME##_3); break;                                                                             \
+    default: FEW_DOT_CALL(NAME##_4); break;                                                                            \
     }
+#else
+#define FEW_DOT_TILES(NAME, A, LEFT, B, RIGHT)                                                                         \
+    FEW_DOT_TILE(1, NAME, A, LEFT, B, RIGHT)                                                                           \
+    FEW_DOT_TILE(2, NAME, A, LEFT, B, RIGHT)
+#define FEW_DOT_CALLS(NAME)                                                                                            \
+    if (rows - i == 1) FEW_DOT_CALL(NAME##_1);                                                                         \
+    else FEW_DOT_CALL(NAME##_2);
+#endif
 #define FEW_DOT_CALL(tile)                                                                                             \
-    tile(a + i * lda, lda, b + j * ldb, ldb, c + i * ldc + j, ldc, columns - j, depth, ahead, clear)
+    tile(a + i * lda, lda, b + j * ldb, ldb, c + i * ldc + j, ldc, columns - j, depth, clear, i == 0, ahead, across)
+#define TILE_FEW_DOT(NAME, A, LEFT, B, RIGHT)                                                                          \
+    FEW_DOT_TILES(NAME, A, LEFT, B, RIGHT)                                                                             \
+    void NAME(const LEFT* restrict a, int64_t lda, int64_t step, const RIGHT* restrict b, int64_t ldb,                 \
+              float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear) {               \
+        (void)step;                                                                                                    \
+        const int64_t across = ldb == depth ? FEW_COLUMNS * TILE_LANES : ldb; /* without gaps, in memory's order */    \
+        const int64_t ahead = (FEW_AHEAD / (int64_t)sizeof(RIGHT) / (depth + 1) + 1) * ldb;                            \
+        for (int64_t j = 0; j < columns; j += TILE_LANES)                                                              \
+            for (int64_t i = 0; i < rows; i += FEW_DOT_MOST) { FEW_DOT_CALLS(NAME) }                                   \
+    }
 
 /* MR rows by NV vectors of columns; LOAD_B may leave out lanes from `count` on. */
 #define FEW_SUM_TILE(MR, NV, NAME, A, LEFT, LOAD_B, RIGHT)                                                             \
     static __attribute__((noinline)) void NAME##_##MR(                                                                 \
         const LEFT* restrict a, int64_t lda, int64_t step, const RIGHT* restrict b, int64_t ldb, float* restrict c,    \
-        int64_t ldc, int64_t count, int64_t depth, int64_t ahead, int clear) {                                         \
+        int64_t ldc, int64_t count, int64_t depth, int clear, const RIGHT* next, int64_t along) {                      \
         const i32v m = lanes_below(count);                                                                             \
         f32v acc[MR][NV];                                                                                              \
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                  \
@@ -122,7 +147,7 @@ static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
             f32v bv[NV];                                                                                               \
             TILE_UNROLL for (int j = 0; j < NV; j++) {                                                                 \
                 bv[j] = LOAD_B(b + j * TILE_LANES);                                                                    \
-                if (j * TILE_LANES * sizeof(RIGHT) % 64 == 0) __builtin_prefetch(b + j * TILE_LANES + ahead);          \
+                if (j * TILE_LANES % FEW_LINE(RIGHT) == 0) __builtin_prefetch(next + k * along + j * TILE_LANES);          \
             }                                                                                                          \
             TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                 \
                 const f32v av = splat_f32(FEW_VALUE_##A(a[i * lda + k * step]));                                       \
@@ -134,7 +159,7 @@ static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
             store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                        \
     }
 #define FEW_SUM_TILES(MR, NAME, A, LEFT, B, RIGHT)                                                                     \
-    FEW_SUM_TILE(MR, FEW_LEAST(FEW_AT_ONCE(MR), 4), NAME##_wide, A, LEFT, load_##B, RIGHT)                             \
+    FEW_SUM_TILE(MR, FEW_WIDE(MR), NAME##_wide, A, LEFT, load_##B, RIGHT)                             \
     FEW_SUM_TILE(MR, 1, NAME##_vector, A, LEFT, load_##B, RIGHT)                                                       \
     FEW_SUM_TILE(MR, 1, NAME##_last, A, LEFT, FEW_MASKED_##B, RIGHT)
 /* c[r][j] (+)= sum over k of a[r][k] * b[k][j], j contiguous in b. Some rows of b at a time, for all columns. */
@@ -146,7 +171,6 @@ static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
     void NAME(const LEFT* restrict a, int64_t lda, int64_t step, const RIGHT* restrict b, int64_t ldb,                 \
               float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear) {               \
         const int64_t rows_at_once = FEW_CHUNK / (columns * (int64_t)sizeof(RIGHT) + 64) + 4;                          \
-        const int64_t ahead = rows_at_once * ldb;                                                                      \
         for (int64_t k = 0; k == 0 || k < depth; k += rows_at_once) {                                                  \
             const int64_t deep = FEW_LEAST(depth - k, rows_at_once);                                                   \
             const int start = clear && k == 0;                                                                         \
@@ -162,13 +186,15 @@ static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
     }
 #define FEW_SUM_CALLS(MR, NAME)                                                                                        \
     {                                                                                                                  \
-        const int64_t width = FEW_LEAST(FEW_AT_ONCE(MR), 4) * TILE_LANES;                                              \
         int64_t j = 0;                                                                                                 \
-        for (; j + width <= columns; j += width) FEW_SUM_CALL(NAME##_wide_##MR);                                       \
-        for (; j + TILE_LANES <= columns; j += TILE_LANES) FEW_SUM_CALL(NAME##_vector_##MR);                           \
-        if (j < columns) FEW_SUM_CALL(NAME##_last_##MR);                                                               \
+        for (; j + FEW_WIDE(MR) * TILE_LANES <= columns; j += FEW_WIDE(MR) * TILE_LANES)                               \
+            FEW_SUM_CALL(NAME##_wide_##MR, FEW_WIDE(MR));                                                              \
+        for (; j + TILE_LANES <= columns; j += TILE_LANES) FEW_SUM_CALL(NAME##_vector_##MR, 1);                        \
+        if (j < columns) FEW_SUM_CALL(NAME##_last_##MR, 1);                                                            \
     }
-#define FEW_SUM_CALL(tile)                                                                                             \
-    tile(a + i * lda + k * step, lda, step, b + k * ldb + j, ldb, c + i * ldc + j, ldc, columns - j, deep, ahead, start)
+/* What is asked for are the next rows, in memory's order where there are no gaps between them. */
+#define FEW_SUM_CALL(tile, NV)                                                                                         \
+    tile(a + i * lda + k * step, lda, step, b + k * ldb + j, ldb, c + i * ldc + j, ldc, columns - j, deep, start,      \
+         b + (k + rows_at_once) * ldb + (ldb == columns ? j * deep : j), ldb == columns ? (NV) * TILE_LANES : ldb)
 
 #endif
