@@ -8,7 +8,7 @@ import pytest
 from fuser.dims import INFINITE, ZERO, Dims, Facts, candidates_of, dim, divide_exactly
 from fuser.shape_rules import sliced
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, Op, Sym
+from tilecore.contract.expr import Const, Expr, Op, Sym, Var
 
 N, M = Sym("n"), Sym("m")
 PLAIN = Dims(Facts())
@@ -112,3 +112,21 @@ def test_nested_minimum_is_seen_through() -> None:
     rest = first + N - PLAIN.minimum(first + N, dim(1))
     assert isinstance(rest, Op)
     assert PLAIN.simplest(PLAIN.maximum(rest, ZERO)) == N
+
+
+def test_multiples_of_a_sum_leave_a_quotient() -> None:
+    """Rows of a batch that were made one axis and parted again: (b·(past + seq) + k) // (past + seq) is b."""
+    past, seq, batch = Sym("past"), Sym("seq"), Sym("batch")
+    b, k = Var("b", extent=batch), Var("k", extent=past + seq)
+    flat, length = b * past + b * seq + k, past + seq
+    assert flat // length == b
+    assert flat % length == k
+    assert (flat * 2 + 1) // length == b * 2 + (k * 2 + 1) // length
+    assert (flat - b * seq) // length != b
+    x, y = Sym("x"), Sym("y")
+    value = x * past * 2 + x * seq * 2 - past - seq + y
+    for p, q, i, j in itertools.product(range(1, 4), range(1, 4), range(4), range(9)):
+        given = Evaluator({}, {"past": p, "seq": q, "x": i, "y": j})
+        number = (2 * i - 1) * (p + q) + j
+        assert int(given(value // length)) == number // (p + q)
+        assert int(given(value % length)) == number % (p + q)

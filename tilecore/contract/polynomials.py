@@ -29,11 +29,9 @@ def times(left: Poly[A], right: Poly[A]) -> Poly[A]:
 
 
 def divide(poly: Poly[A], divisor: Poly[A]) -> tuple[Poly[A], Poly[A]]:
-    """Quotient and remainder, term by term, by a single-term divisor; by several terms only when one is a multiple."""
-    if poly == divisor:
-        return {(): 1}, {}
+    """Quotient and remainder, term by term, by a single-term divisor; by several, of whole multiples."""
     if len(divisor) != 1:
-        return {}, poly
+        return _take_multiples(poly, divisor)
     ((unit, amount),) = divisor.items()
     quotient: Poly[A] = {}
     remainder: Poly[A] = {}
@@ -50,4 +48,23 @@ def divide(poly: Poly[A], divisor: Poly[A]) -> tuple[Poly[A], Poly[A]]:
             quotient[tuple(rest)] = whole
         if part:
             remainder[monomial] = part
+    return quotient, remainder
+
+
+def _take_multiples(poly: Poly[A], divisor: Poly[A]) -> tuple[Poly[A], Poly[A]]:
+    """The factors of a divisor of several terms whose products with it are terms of `poly`, and what is left of it."""
+    lead, amount = next(iter(divisor.items()), ((), 0))
+    quotient: Poly[A] = {}
+    remainder = poly
+    for monomial, coefficient in poly.items():
+        rest = list(monomial)
+        try:
+            for atom in lead:
+                rest.remove(atom)
+        except ValueError:
+            continue
+        factor: Poly[A] = {tuple(rest): coefficient // amount} if amount else {}
+        multiple = times(factor, divisor)
+        if multiple and all(remainder.get(term) == value for term, value in multiple.items()):
+            quotient, remainder = plus(quotient, factor), plus(remainder, multiple, -1)
     return quotient, remainder
