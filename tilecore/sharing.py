@@ -17,6 +17,8 @@ def share_copies(program: LoopProgram) -> LoopProgram:
     if not bodies or len(program.grid) < 2 or not isinstance(program.grid[1].extent, Const):
         return program
     axis, size = program.grid[1], int(program.grid[1].extent.value)
+    if size == 0:  # no grid point at all
+        return program
     copied = list(dict.fromkeys(expr for once in bodies for part in once.body for expr in _expressions(part)))
     tried = sorted({size, *_divisors(copied, axis)}, reverse=True)
     return replace(program, sharing=next((n for n in tried if size % n == 0 and _alike(copied, axis, size, n)), 1))

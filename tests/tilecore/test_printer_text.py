@@ -129,6 +129,7 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
   shared values: f32[8, 5]
   fragment unweighted: f32[5]
   fragment worst: f32[1]
+  fragment present: f32[1, 4]
   grid m < ((Q + 3) // 4), h < 2, b < B
     annotate reference top = maximum
     copy q = Q[b, h, (m * 4) : +4, 0 : +4]
@@ -153,7 +154,9 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
         o[i4, e] = (o[i4, e] * rescale[i4])
       copy v = V[b, h, (n * 8) : +8, 0 : +5]
       gemm o += s · v
-    reduce worst = max(total, axis=0)
+    parallel r < 1, i5 < 4
+      present[r, i5] = select((i5 < (Q + (m * -4))), total[i5], f32(-inf))
+    reduce worst = max(present, axis=1)
     if isnan(worst[0])
       fill unweighted = f32(0.0)
       for n1 in 0 .. ((min(K, ((m * 4) + 4)) + 7) // 8) serial
@@ -161,10 +164,10 @@ kernel attention(xq: f32[B, Q, 8], xk: f32[B, K, 2, 4], xv: f32[B, 2, K, 5]) -> 
         parallel j2 < 8, e1 < 5
           values[j2, e1] = (values[j2, e1] * f32(0.0))
         reduce unweighted with= sum(values, axis=0)
-      parallel i5 < 4, e2 < 5
-        o[i5, e2] = select(isnan(total[i5]), unweighted[e2], o[i5, e2])
-    parallel i6 < 4, e3 < 5
-      out[b, h, (i6 + (m * 4)), e3] = select((K == 0), f32(0.0), select((total[i6] > f32(0.0)), (o[i6, e3] / total[i6]), o[i6, e3]))
+      parallel i6 < 4, e2 < 5
+        o[i6, e2] = select(isnan(total[i6]), unweighted[e2], o[i6, e2])
+    parallel i7 < 4, e3 < 5
+      out[b, h, (i7 + (m * 4)), e3] = select((K == 0), f32(0.0), select((total[i7] > f32(0.0)), (o[i7, e3] / total[i7]), o[i7, e3]))
 """  # noqa: E501 -- one statement a line
 
 

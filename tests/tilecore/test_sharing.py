@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tile_specs import AttentionForm, attention_case
 
+from tilecore import language as T
 from tilecore.compile import kernel_for, plan_of, prepare
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
@@ -27,6 +28,24 @@ def test_heads_that_share_keys_share_their_copies(heads: int, groups: int, mask:
     function, operands = kernel_for(packed)
     program = trace(function, inputs=packed.inputs, operands=operands, extents={"block_m": 24, "block_n": 32})
     assert lower(plan_of(program, target_named("x86-64-v3"))).sharing == sharing
+
+
+def test_a_grid_without_points_shares_nothing() -> None:
+    def kernel(
+        A: T.Tensor((96, 64), "float32"),  # type: ignore[valid-type]
+        B: T.Tensor((64, 32), "float32"),  # type: ignore[valid-type]
+        C: T.Tensor((96, 32), "float32"),  # type: ignore[valid-type]
+    ) -> None:
+        with T.Kernel(2, 0) as (m, _):
+            a = T.alloc_shared((48, 64), "float32")
+            b = T.alloc_shared((64, 32), "float32")
+            c = T.alloc_fragment((48, 32), "float32")
+            T.copy(A[m * 48, 0], a)
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.copy(c, C[m * 48, 0])
+
+    assert lower(plan_of(trace(kernel), target_named("x86-64-v3"))).sharing == 1
 
 
 J, ROW = Var("j"), Var("row")
