@@ -35,6 +35,7 @@ SUM_BYTES = 16  # of a sum that goes on later: its line is fetched, written back
 SHARPNESS = 8  # how little the shorter of two things at once adds to the longer one
 HIDDEN = 0.75  # share of the shorter of two things at once that the longer one hides
 SHOWN = 0.0625  # share of fetching rows of A for the first time that shows although products go on
+KEYS_SHOWN = 0.75  # share of fetching a tile's keys and values that shows although products go on
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
@@ -385,7 +386,8 @@ def _attention(
     tiles = 4 * (m * n + m * width + m * depth)
     blocks = _cuts(queries, config["block_m"])
     needed = needed_keys(bounds, queries, keys, config)
-    step = cache(lambda rows, size: _key_step(spec, machine, scoring, rows, size))
+    head = machine.rate(4 * keys * (depth + width))
+    step = cache(lambda rows, size: _key_step(spec, machine, scoring, rows, size, head))
 
     def cycles(rows: int, seen: int) -> float:
         whole, rest = divmod(seen, config["block_n"])
@@ -402,15 +404,19 @@ def _attention(
     return Candidate(config, total / max(own, 1.0), why, rejected, total)
 
 
-def _key_step(spec: AttentionSpec, machine: Machine, scoring: int, m: int, n: int) -> float:
-    """Cycles of one step of `m` queries over `n` keys, `scoring` operations per score."""
+def _key_step(spec: AttentionSpec, machine: Machine, scoring: int, m: int, n: int, head: float) -> float:
+    """Cycles of one step of `m` queries over `n` keys, `scoring` operations per score.
+
+    Every step fetches its keys and values, at `head` bytes a cycle, from where all those of a head stay.
+    """
     depth, width, lanes = machine.size(spec.q.shape[3]), machine.size(spec.v.shape[3]), machine.target.lanes
     engine = _engine(spec.q.value, machine)
     sizes = Sizes(engine.bytes, engine.bytes, engine)
     products = machine.product(m, n, depth, sizes) + machine.product(m, width, n, sizes)
     vectors = m * n / lanes * (EXP_CYCLES + scoring / 2)
     traffic = 4 * m * n * 4 / machine.rate(4 * (m * n + m * width + m * depth))
-    return products + vectors + traffic + m * (ROW_CYCLES + 2 * width / lanes)
+    fetch = KEYS_SHOWN * 4 * n * (depth + width) / head
+    return products + vectors + traffic + fetch + m * (ROW_CYCLES + 2 * width / lanes)
 
 
 def key_bounds(spec: AttentionSpec, machine: Machine) -> KeyBounds:
