@@ -220,6 +220,7 @@ def _widest(rows: int, target: Target) -> int:
 
 def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Target, linkage: str) -> Iterator[str]:
     a, b, c = kind.types
+    floats = kind.stamp.startswith("TILE_MMA(")  # tiles of these ask for the panels after theirs
     yield f"{linkage}void {kind.function}(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b,"
     yield f"                    int64_t panel, {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns,"
     yield "                    int64_t depth, int clear) {"
@@ -229,27 +230,23 @@ def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Tar
         yield f"    if (rows == {rows}) {{"
         for vectors in widths[rows]:
             count = vectors * target.lanes // PANEL
-            call = _call(kind, f"{rows}x{vectors}", "0", f"{rows}, {count}")
-            yield f"        for (; p + {count} <= panels; p += {count}) {call};"
+            call = "TILE_CALL_ALONE" if floats else "TILE_CALL"
+            yield f"        for (; p + {count} <= panels; p += {count}) {call}({kind.tile}{rows}x{vectors}, 0);"
         yield "        return;"
         yield "    }"
     for vectors in widths[tile.rows]:
         count = vectors * target.lanes // PANEL
         yield f"    for (; p + {count} <= panels; p += {count}) {{"
+        if floats:
+            yield f"        TILE_SHARE({tile.rows}, {count});"
         yield "        for (int64_t i = 0, r; i < rows; i += r) {"
         yield f"            r = TILE_ROWS(rows - i, {tile.rows});"
         yield "            switch (r) {"
         for rows in range(tile.rows, 0, -1):
-            yield f"            case {rows}: {_call(kind, f'{rows}x{vectors}', 'i', f'{tile.rows}, {count}')}; break;"
+            call = "TILE_CALL_AHEAD" if floats else "TILE_CALL"
+            yield f"            case {rows}: {call}({kind.tile}{rows}x{vectors}, i); break;"
         yield "            default: break;"
         yield "            }"
         yield "        }"
         yield "    }"
     yield "}"
-
-
-def _call(kind: ProductKind, shape: str, row: str, ahead: str) -> str:
-    """A call of a stamped tile; those of floats ask for the panels after theirs, and must know how these are shared."""
-    if kind.stamp.startswith("TILE_MMA("):
-        return f"TILE_CALL_AHEAD({kind.tile}{shape}, {row}, {ahead})"
-    return f"TILE_CALL({kind.tile}{shape}, {row})"

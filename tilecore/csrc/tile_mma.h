@@ -45,15 +45,22 @@
             store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                        \
     }
 
-/* A tile of floats: as TILE_CALL, with its share of the panels after those of `count` panels from p. In the last of them it
- * is the panels' next rows, where these products are a step of a deeper sum. All of a panel is `units` runs of lines. */
-#define TILE_CALL_AHEAD(shape, row, full, count)                                                                       \
+/* How `full`-row tiles of `count` panels from p share out the panels after theirs; in the last of these it is the panels'
+ * next rows, where the products are a step of a deeper sum. All of a panel is TILE_UNITS runs of lines. */
+#define TILE_UNITS (TILE_TURN * TILE_PANEL * (int64_t)sizeof(*b) / TILE_LINE)
+#define TILE_SHARE(full, count)                                                                                        \
+    const int64_t tiles = (rows + (full) - 1) / (full), size = depth * TILE_PANEL;                                     \
+    const int64_t each = tiles < TILE_SHARERS ? 0 : (TILE_UNITS + tiles - 1) / tiles;                                  \
+    const int64_t share = each * (depth / TILE_TURN) * (TILE_LINE / (int64_t)sizeof(*b));                              \
+    int64_t next = p + 2 * (count) > panels && panel > size ? size : (p + (count)) * panel, left = each ? TILE_UNITS : 0
+/* A tile of floats, alone or with its share. */
+#define TILE_CALL_ALONE(shape, row)                                                                                    \
+    shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear, b, 0)
+#define TILE_CALL_AHEAD(shape, row)                                                                                    \
     do {                                                                                                               \
-        const int64_t units = TILE_TURN * TILE_PANEL * sizeof(*b) / TILE_LINE, tiles = (rows + (full) - 1) / (full);   \
-        const int64_t each = tiles < TILE_SHARERS ? 0 : (units + tiles - 1) / tiles, done = (row) / (full) * each;     \
-        const int64_t size = depth * TILE_PANEL, next = p + 2 * (count) > panels && panel > size ? size : (p + (count)) * panel; \
         shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear,   \
-              b + next + done * (depth / TILE_TURN) * (TILE_LINE / sizeof(*b)), done < units ? each : 0);              \
+              b + next, left > 0 ? each : 0);                                                                          \
+        next += share, left -= each;                                                                                   \
     } while (0)
 
 #endif
