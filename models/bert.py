@@ -114,7 +114,7 @@ def _torchscript(g: GraphWriter, size: Size) -> None:
         positions = g.op("Slice", every, g.constant([0]), g.vector(seq), g.constant([1]), g.constant([1]))
         x = _embed(g, size, ids, types, positions)
     batch = g.extent(x, 0, "batch")
-    allowed = _torchscript_mask(g, mask, x, batch, seq)
+    allowed = torchscript_mask(g, mask, x, batch, seq)
 
     def attention(value: str) -> str:
         extents = (batch, seq) if value == x else (g.extent(value, 0, "batch"), g.extent(value, 1, "seq"))
@@ -128,8 +128,9 @@ def _torchscript(g: GraphWriter, size: Size) -> None:
     g.output("last_hidden_state", np.float32, (*dims, size.hidden))
 
 
-def _torchscript_mask(g: GraphWriter, mask: str, x: str, batch: Extent, seq: Extent) -> str:
-    """Which keys each query may see, bool [batch, 1, seq, seq]: mask.flatten()[b * seq + k], and q >= 0, expanded."""
+def torchscript_mask(g: GraphWriter, mask: str, x: str, batch: Extent, seq: Extent, *, causal: bool = False) -> str:
+    """Which keys each query may see, bool [batch, 1, seq, seq]: mask.flatten()[b * seq + k], and q >= 0 or, of a causal
+    model, k <= q, expanded."""
     flags = g.op("Cast", mask, to=onnx.TensorProto.BOOL)
     queries = g.extent(x, 1, "seq")
     keys = g.extent(flags, 1, "seq")
@@ -149,8 +150,8 @@ def _torchscript_mask(g: GraphWriter, mask: str, x: str, batch: Extent, seq: Ext
         g.constant([], np.int64),
         value=onnx.helper.make_tensor("value", onnx.TensorProto.BOOL, [1], [True]),
     )
-    any_query = g.op("Cast", g.op("GreaterOrEqual", q, g.constant(0)), to=onnx.TensorProto.BOOL)
-    every = g.op("And", true, any_query)
+    may = g.op("LessOrEqual", k, q) if causal else g.op("GreaterOrEqual", q, g.constant(0))
+    every = g.op("And", true, g.op("Cast", may, to=onnx.TensorProto.BOOL))
     row = g.op("Gather", g.op("Shape", flags), g.constant([1]), axis=0)
     index = g.op("Add", k, g.op("Mul", b, row))
     picked = g.op("Gather", g.op("Flatten", flags, axis=2), index, axis=0)

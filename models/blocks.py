@@ -65,3 +65,11 @@ def gelu(g: GraphWriter, x: str) -> str:
         return g.op("Gelu", x)
     error = g.op("Erf", g.op("Div", x, g.constant(math.sqrt(2.0))))
     return g.op("Mul", g.op("Mul", x, g.op("Add", error, g.constant(1.0))), g.constant(0.5))
+
+
+def gelu_tanh(g: GraphWriter, x: str) -> str:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), in the eight nodes of GPT-2's exports."""
+    half = g.op("Mul", x, g.constant(0.5))
+    cube = g.op("Mul", g.op("Pow", x, g.constant(3.0)), g.constant(0.044715))
+    inner = g.op("Mul", g.op("Add", x, cube), g.constant(math.sqrt(2 / math.pi)))
+    return g.op("Mul", half, g.op("Add", g.op("Tanh", inner), g.constant(1.0)))

@@ -1,4 +1,4 @@
-"""The BERT and MiniLM builders: valid, deterministic, right at two sizes, and the spelling each exporter has."""
+"""The builders of encoders and of GPT-2: valid, deterministic, right at two sizes, in each exporter's spelling."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from models import bert, minilm
+from models import bert, minilm, prenorm
 
 SMALL = bert.Size(layers=2, hidden=32, heads=4, vocab=50)
 MODELS = {
@@ -51,6 +51,32 @@ def test_encoder_agrees_between_evaluators_at_two_sizes(kind: str) -> None:
         found = np.asarray(session.run(None, feeds)[0])
         assert found.shape == (batch, seq, 32)
         np.testing.assert_allclose(found, evaluate(model, feeds), atol=2e-5)
+
+
+@pytest.mark.parametrize("style", prenorm.SIZES)
+def test_pre_norm_model_agrees_between_evaluators_at_two_batches(style: prenorm.Style) -> None:
+    model = prenorm.model(style)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    size = prenorm.Size()
+    random = np.random.default_rng(0)
+    for batch in (1, 3):
+        feeds: dict[str, np.ndarray] = {
+            "vit": {"pixel_values": random.standard_normal((batch, 3, size.image, size.image), dtype=np.float32)},
+            "whisper": {"input_features": random.standard_normal((batch, size.mels, size.frames), dtype=np.float32)},
+            "gpt2": {key: value for key, value in encoder_feeds(batch, 7).items() if key != "token_type_ids"},
+        }[style]
+        found = np.asarray(session.run(None, feeds)[0])
+        assert found.shape[:2] == (batch, size.seq(style) or 7)
+        np.testing.assert_allclose(found, evaluate(model, feeds), atol=2e-5)
+
+
+def test_pre_norm_model_needs_heads_that_divide_hidden() -> None:
+    with pytest.raises(ValueError, match="hidden=32, heads=5"):
+        prenorm.model("vit", size=prenorm.Size(heads=5))
 
 
 def test_the_two_exporters_spell_one_model() -> None:
