@@ -73,6 +73,17 @@ EMULATED __mmask16 e_cmp_ps_mask(__m512 a, __m512 b, int how) {
     return (__mmask16)k;
 }
 EMULATED __m512 e_set1_ps(float x) { return (__m512)(x - (e_f32){0}); }
+EMULATED __m512 e_unpack_ps(__m512 a, __m512 b, int from) { /* of every four lanes, two of each in turns */
+    __m512 both;
+    for (int i = 0; i < 16; i++) both[i] = (i & 1 ? b : a)[(i & ~3) + from + (i & 3) / 2];
+    return both;
+}
+EMULATED __m512d e_unpack_pd(__m512d a, __m512d b, int from) {
+    __m512d both;
+    for (int i = 0; i < 8; i++) both[i] = (i & 1 ? b : a)[(i & ~1) + from];
+    return both;
+}
+EMULATED __m256d e_extractf64x4_pd(__m512d a, int part) { return (__m256d){a[4 * part], a[4 * part + 1], a[4 * part + 2], a[4 * part + 3]}; }
 EMULATED __m512i e_cvtps_epi32(__m512 a) {
     e_i32 n;
     for (int i = 0; i < 16; i++) n[i] = fabsf(a[i]) < 2147483648.0f ? (int32_t)lrintf(a[i]) : INT32_MIN;
@@ -177,6 +188,12 @@ EMULATED __m512i e_permutexvar_epi16(__m512i order, __m512i v) {
 #define _mm512_maskz_scalef_ps e_maskz_scalef_ps
 #define _mm512_cmp_ps_mask e_cmp_ps_mask
 #define _mm512_set1_ps e_set1_ps
+#define _mm512_unpacklo_ps(a, b) e_unpack_ps(a, b, 0)
+#define _mm512_unpackhi_ps(a, b) e_unpack_ps(a, b, 2)
+#define _mm512_unpacklo_pd(a, b) e_unpack_pd(a, b, 0)
+#define _mm512_unpackhi_pd(a, b) e_unpack_pd(a, b, 1)
+#define _mm512_extractf64x4_pd e_extractf64x4_pd
+#define _mm512_castps512_ps256(a) (__m256)e_extractf64x4_pd((__m512d)(a), 0)
 #define _mm512_cvtps_epi32 e_cvtps_epi32
 #define _mm512_loadu_ps e_loadu_ps
 #define _mm512_loadu_si512 e_loadu_si512

@@ -9,6 +9,7 @@
 #include "tile_cpu.h"
 
 #define FEW_COLUMNS 4 /* of FEW_DOT at once: rows of b that are walked side by side */
+#define FEW_SPAN 16   /* columns that all rows of a use before the next: their rows of b stay in the first cache */
 #if TILE_LANES == 8
 #define FEW_DOT_MOST 2 /* rows of a at once */
 #define FEW_SUMS 8     /* vectors of sums in registers */
@@ -21,30 +22,46 @@
 #define FEW_AHEAD 8192 /* bytes of b that FEW_DOT asks for beforehand, in whole rows */
 #endif
 #if !defined(FEW_CHUNK)
-#define FEW_CHUNK 8192 /* bytes of b that stay in the first cache until all columns of FEW_SUM have used them */
+#define FEW_CHUNK (TILE_LANES < 16 ? 8192 : 12288) /* bytes of b that stay in the first cache until all columns of FEW_SUM have used them */
 #endif
 #if defined(TILE_KEEP)
 #define FEW_KEEP(v) TILE_KEEP(v) /* else gcc loads it again for every use */
 #else
 #define FEW_KEEP(v) (void)0
 #endif
+#define FEW_HIDE(p) __asm__("" : "+r"(p)) /* else gcc keeps every sum of a pointer and a multiple in a register */
 #define FEW_LEAST(a, b) ((a) < (b) ? (a) : (b))
 #define FEW_WIDE(MR) FEW_LEAST(FEW_SUMS / ((MR) == 3 ? 4 : (MR)), 4) /* vectors of columns at once */
 #define FEW_LINE(TYPE) (64 / (int64_t)sizeof(TYPE))
 #define FEW_VALUE_f32(x) (x)
 #define FEW_VALUE_bf16(x) value_bf16_s(x)
 
-/* Lane i: the sum of the lanes of v[i]. A step takes one half of the lanes from each of two vectors. */
-static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
-    TILE_UNROLL for (int w = 1; w < TILE_LANES; w *= 2) {
-        const i32v second = (iota_i32() & w) != 0;
-        TILE_UNROLL for (int i = 0; i < TILE_LANES; i += 2 * w) {
-            const f32v x = v[i], y = v[i + w];
-            v[i] = select_f32(second, y, x) + TILE_SHUFFLE(select_f32(second, x, y), iota_i32() ^ w);
-        }
-    }
-    return v[0];
+/* The sums of the lanes of each of FEW_COLUMNS vectors: lanes go together in fours, then the fours. */
+typedef float f32four __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+TILE_INLINE f32four sums_of_lanes(const f32v* v) {
+    const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
+    const __m512d x = (__m512d)(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
+    const __m512d y = (__m512d)(_mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d));
+    const __m512 fours = (__m512)_mm512_unpacklo_pd(x, y) + (__m512)_mm512_unpackhi_pd(x, y);
+    const __m256 half = _mm512_castps512_ps256(fours) + (__m256)_mm512_extractf64x4_pd((__m512d)fours, 1);
+    return (f32four)(_mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
 }
+#elif defined(__AVX2__)
+TILE_INLINE f32four sums_of_lanes(const f32v* v) {
+    const __m256 a = (__m256)v[0], b = (__m256)v[1], c = (__m256)v[2], d = (__m256)v[3];
+    const __m256d x = (__m256d)(_mm256_unpacklo_ps(a, b) + _mm256_unpackhi_ps(a, b));
+    const __m256d y = (__m256d)(_mm256_unpacklo_ps(c, d) + _mm256_unpackhi_ps(c, d));
+    const __m256 fours = (__m256)_mm256_unpacklo_pd(x, y) + (__m256)_mm256_unpackhi_pd(x, y);
+    return (f32four)(_mm256_castps256_ps128(fours) + _mm256_extractf128_ps(fours, 1));
+}
+#else
+TILE_INLINE f32four sums_of_lanes(const f32v* v) {
+    f32four sums = {0};
+    TILE_UNROLL for (int j = 0; j < FEW_COLUMNS; j++) TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) sums[j] += v[j][i];
+    return sums;
+}
+#endif
 
 #define FEW_DOT_STEP(MR, LOAD_A, LOAD_B, AT)                                                                           \
     f32v bv[FEW_COLUMNS];                                                                                              \
@@ -55,42 +72,49 @@ static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
     TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                         \
         f32v av = LOAD_A(a + i * lda + (AT));                                                                          \
         FEW_KEEP(av);                                                                                                  \
-        TILE_UNROLL for (int j = 0; j < FEW_COLUMNS; j++) acc[i][j] += av * bv[j];                                     \
+        TILE_UNROLL for (int j = 0; j < FEW_COLUMNS; j++) {                                                            \
+            acc[i][j] += av * bv[j];                                                                                   \
+            FEW_KEEP(acc[i][j]);                                                                                       \
+        }                                                                                                              \
     }
-/* MR rows by TILE_LANES columns, of which `count` exist: in place of others, the last one is used again. With `ask`, as
- * much of b is asked for from `ahead` on: every `across` elements a part of one of four rows. */
+/* MR rows by at most FEW_SPAN columns, of which `count` exist: in place of others, the last one is used again. With `ask`,
+ * as much of b is asked for from `ahead` on: with every step, `across` elements further, a part of one of the rows. */
 #define FEW_DOT_TILE(MR, NAME, A, LEFT, B, RIGHT)                                                                      \
     static __attribute__((noinline)) void NAME##_##MR(                                                                 \
         const LEFT* restrict a, int64_t lda, const RIGHT* restrict b, int64_t ldb, float* restrict c, int64_t ldc,     \
         int64_t count, int64_t depth, int clear, int ask, int64_t ahead, int64_t across) {                             \
         enum { PART = FEW_COLUMNS * TILE_LANES };                                                                      \
         const int64_t along = across == PART ? FEW_COLUMNS * PART : PART;                                              \
-        f32v sums[MR][TILE_LANES];                                                                                     \
-        for (int64_t g = 0; g < TILE_LANES; g += FEW_COLUMNS) {                                                        \
-            const RIGHT *from[FEW_COLUMNS], *next = b + g * ldb + ahead;                                               \
+        for (int64_t g = 0; g < count && g < FEW_SPAN; g += FEW_COLUMNS, b += FEW_COLUMNS * ldb, c += FEW_COLUMNS) {   \
+            const RIGHT *from[FEW_COLUMNS], *next = b + ahead;                                                         \
             f32v acc[MR][FEW_COLUMNS];                                                                                 \
             TILE_UNROLL for (int j = 0; j < FEW_COLUMNS; j++) {                                                        \
-                from[j] = b + FEW_LEAST(g + j, count - 1) * ldb;                                                       \
+                from[j] = b + FEW_LEAST(j, count - g - 1) * ldb;                                                       \
                 TILE_UNROLL for (int i = 0; i < MR; i++) acc[i][j] = (f32v){0};                                        \
             }                                                                                                          \
             int64_t k = 0;                                                                                             \
             for (; k + PART <= depth; k += PART, next += along) {                                                      \
-                if (ask)                                                                                               \
-                    TILE_UNROLL for (int t = 0; t < FEW_COLUMNS; t++)                                                  \
-                        TILE_UNROLL for (int n = 0; n < PART; n += FEW_LINE(RIGHT)) __builtin_prefetch(next + t * across + n); \
-                TILE_UNROLL for (int t = 0; t < PART; t += TILE_LANES) { FEW_DOT_STEP(MR, load_##A, load_##B, k + t) }  \
+                const RIGHT* line = next;                                                                              \
+                TILE_UNROLL for (int t = 0; t < PART; t += TILE_LANES, line += across) {                               \
+                    FEW_HIDE(line);                                                                                    \
+                    if (ask)                                                                                           \
+                        TILE_UNROLL for (int n = 0; n < PART; n += FEW_LINE(RIGHT)) __builtin_prefetch(line + n);      \
+                    FEW_DOT_STEP(MR, load_##A, load_##B, k + t)                                                        \
+                }                                                                                                      \
             }                                                                                                          \
-            for (; k + TILE_LANES <= depth; k += TILE_LANES) { FEW_DOT_STEP(MR, load_##A, load_##B, k) }                  \
+            for (; k + TILE_LANES <= depth; k += TILE_LANES) { FEW_DOT_STEP(MR, load_##A, load_##B, k) }               \
             if (k < depth) {                                                                                           \
                 const i32v m = lanes_below(depth - k);                                                                 \
-                FEW_DOT_STEP(MR, FEW_MASKED_##A, FEW_MASKED_##B, k)                                                       \
+                FEW_DOT_STEP(MR, FEW_MASKED_##A, FEW_MASKED_##B, k)                                                    \
             }                                                                                                          \
-            TILE_UNROLL for (int i = 0; i < MR; i++)                                                                   \
-                TILE_UNROLL for (int j = 0; j < FEW_COLUMNS; j++) sums[i][g + j] = acc[i][j];                          \
-        }                                                                                                              \
-        for (int i = 0; i < MR; i++) {                                                                                 \
-            const f32v joined = sums_of_lanes(sums[i]);                                                                \
-            store_f32(c + i * ldc, clear ? joined : load_f32(c + i * ldc) + joined);                                   \
+            TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                 \
+                f32four sums = sums_of_lanes(acc[i]), before;                                                          \
+                if (!clear) {                                                                                          \
+                    memcpy(&before, c + i * ldc, sizeof before);                                                       \
+                    sums += before;                                                                                    \
+                }                                                                                                      \
+                memcpy(c + i * ldc, &sums, sizeof sums);                                                               \
+            }                                                                                                          \
         }                                                                                                              \
     }
 #define FEW_MASKED_f32(p) load_masked_f32(p, m)
@@ -130,7 +154,7 @@ static __attribute__((noinline, unused)) f32v sums_of_lanes(f32v* v) {
         (void)step;                                                                                                    \
         const int64_t across = ldb == depth ? FEW_COLUMNS * TILE_LANES : ldb; /* without gaps, in memory's order */    \
         const int64_t ahead = (FEW_AHEAD / (int64_t)sizeof(RIGHT) / (depth + 1) + 1) * ldb;                            \
-        for (int64_t j = 0; j < columns; j += TILE_LANES)                                                              \
+        for (int64_t j = 0; j < columns; j += FEW_SPAN)                                                                \
             for (int64_t i = 0; i < rows; i += FEW_DOT_MOST) { FEW_DOT_CALLS(NAME) }                                   \
     }
 
