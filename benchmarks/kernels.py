@@ -412,7 +412,7 @@ def time_in_turns(runs: Mapping[str, Callable[[], object]], seconds: float) -> d
     end, turns = time.perf_counter() + seconds, 0
     while turns < TURNS or time.perf_counter() < end:
         for name, call in runs.items():
-            taken[name] += [timed(call)] if name in long else turn(call)  # type: ignore[arg-type]
+            taken[name] += [timed(call)] if name in long else turn(call)
         turns += 1
     return {name: statistics.median(times) * 1e3 for name, times in taken.items()}
 

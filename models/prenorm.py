@@ -20,7 +20,7 @@ from models import bert, blocks
 from models.graph import Extent, GraphWriter, write
 
 Style = Literal["vit", "whisper", "gpt2"]
-EPSILON = {"vit": 1e-12, "whisper": 1e-5, "gpt2": 1e-5}
+EPSILON: dict[Style, float] = {"vit": 1e-12, "whisper": 1e-5, "gpt2": 1e-5}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Size:
         return {"vit": 1 + (self.image // self.patch) ** 2, "whisper": -(-self.frames // 2), "gpt2": None}[style]
 
 
-SIZES = {
+SIZES: dict[Style, Size] = {
     "vit": Size(layers=12, hidden=768, heads=12, image=224, patch=16),
     "whisper": Size(layers=6, hidden=512, heads=8, mels=80, frames=3000),
     "gpt2": Size(layers=12, hidden=768, heads=12, vocab=50257, positions=1024),
@@ -74,7 +74,8 @@ def model(style: Style, *, size: Size | None = None, seed: int = 0) -> onnx.Mode
 
 class _Model:
     def __init__(self, style: Style, size: Size, seed: int) -> None:
-        self._style, self._size = style, size
+        self._style: Style = style
+        self._size = size
         self._g = GraphWriter(17, seed=seed, constants="nodes")
         self._allowed = ""
         self._words = ""
@@ -124,7 +125,8 @@ class _Model:
         ids, mask = (g.input(name, np.int64, ("batch", "seq")) for name in ("input_ids", "attention_mask"))
         seq = g.extent(ids, 1, "seq")
         self._words = g.normal((size.vocab, size.hidden), std=0.2, name="words")
-        numbers = g.op("Range", g.constant(0), seq, g.constant(1))
+        limit = seq if isinstance(seq, str) else g.constant(seq)
+        numbers = g.op("Range", g.constant(0), limit, g.constant(1))
         places = g.normal((size.positions, size.hidden), std=0.1, name="places")
         x = g.op(
             "Add", g.op("Gather", self._words, ids), g.op("Gather", places, g.op("Unsqueeze", numbers, g.constant([0])))

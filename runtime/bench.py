@@ -153,7 +153,7 @@ def bound_run(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> Call
     return lambda: session.run_with_iobinding(binding)
 
 
-def warm_up(run: Callable[[], None]) -> None:
+def warm_up(run: Callable[[], object]) -> None:
     """Runs until allocations and packing have settled: two times at least."""
     end = time.perf_counter() + WARM_UP_SECONDS
     run()
@@ -162,7 +162,7 @@ def warm_up(run: Callable[[], None]) -> None:
         run()
 
 
-def turn(run: Callable[[], None]) -> list[float]:
+def turn(run: Callable[[], object]) -> list[float]:
     """Milliseconds of each counted run of one turn; at least one."""
     time.sleep(PAUSE_SECONDS)
     run()
