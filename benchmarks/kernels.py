@@ -9,8 +9,8 @@ without products are left out. Out: rows in the common form, `{"case", "unit", "
 "error"}`, medians in microseconds; `floor` is the longest of three times: the multiply-adds at the measured peak, the
 exponentials of programs over rows at theirs, and the bytes (each tensor once) at the measured rate of the cache level
 that holds them, read or copied. The first size of every kernel is checked by `verify`; `error` is the largest
-difference from ONNX Runtime relative to the output's root mean square. Cases of odd sizes are followed by their time
-per multiply-add relative to that of the round size.
+difference from ONNX Runtime relative to the root mean square of the output's row. Cases of odd sizes are followed by
+their time per multiply-add relative to that of the round size.
 """
 
 import argparse
@@ -395,9 +395,9 @@ def run(point: Point, sessions: Sessions, machine: Machine, seconds: float) -> R
     """Times one case."""
     feeds = make_feeds(point)
     ours, other = (np.asarray(session.run(None, feeds)[0]) for session in (sessions.ours, sessions.peer))
-    error = float(np.abs(ours - other).max() / np.sqrt(np.square(other).mean()))
+    error = float((np.abs(ours - other).max(-1) / np.sqrt(np.square(other).mean(-1))).max())
     if not error < sessions.largest_error:
-        sys.exit(f"{point.name}: differs from ONNX Runtime by {error:.2g} of the output's root mean square")
+        sys.exit(f"{point.name}: differs from ONNX Runtime by {error:.2g} of a row's root mean square")
     medians = time_in_turns({name: bind(feeds) for name, bind in sessions.runners.items()}, seconds)
     return Row(point.name, "µs", medians.pop("ours"), medians, machine.floor(point) * 1e6, error)
 
