@@ -90,6 +90,7 @@ class Case:
     layers: int
     hidden: int
     seq: int
+    heads: int = 12
     batch: int = 1
     beside: int = 0
     """Multiply-adds outside the layers, for each of the batch."""
@@ -122,7 +123,7 @@ CASES = (
     Case("BERT-base 8×128", "bert", 12, 768, 128, batch=8),
     Case("ViT-base 1×197", "vit", 12, 768, 197, beside=196 * 768 * 768),
     Case("GPT-2 prefill 1×512", "gpt2", 12, 768, 512, beside=512 * 768 * 50257, causal=True),
-    Case("Whisper-base encoder 1×1500", "whisper", 6, 512, 1500, beside=3 * 512 * (3000 * 80 + 1500 * 512)),
+    Case("Whisper-base encoder 1×1500", "whisper", 6, 512, 1500, heads=8, beside=3 * 512 * (3000 * 80 + 1500 * 512)),
 )
 TRAINED_CASE = Case("MiniLM-L3 trained 1×128", "trained", 3, 384, 128, quick=True)
 OPTIMIZER_TYPES = {"minilm": "bert", "bert": "bert", "trained": "bert", "vit": "vit", "gpt2": "gpt2", "whisper": "bart"}
@@ -277,7 +278,9 @@ def optimized_session(case: Case, original: Path, folder: Path) -> dict[str, ort
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(folded)
         ort.InferenceSession(str(original), options, providers=["CPUExecutionProvider"])
-        optimized = optimizer.optimize_model(str(folded), model_type=OPTIMIZER_TYPES[case.family], opt_level=0)
+        sizes = {"num_heads": case.heads, "hidden_size": case.hidden}
+        kind = OPTIMIZER_TYPES[case.family]
+        optimized = optimizer.optimize_model(str(folded), model_type=kind, opt_level=0, **sizes)
         optimized.save_model_to_file(str(path))
     return {"onnxruntime optimizer": default_session(path, THREADS)}
 
