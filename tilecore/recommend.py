@@ -15,7 +15,7 @@ from itertools import product
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, Load, Op, Var
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, Tensor, extent_of
 from tilecore.dealing import Tasks, busiest
@@ -150,9 +150,20 @@ def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate
 
 
 def nominal_sizes(spec: Spec, nominal: int) -> dict[str, int]:
-    """A size for every symbol: `nominal`, but 1 for the first of several, which is the batch in every common model."""
+    """A size for every symbol: `nominal`, but 1 for the first of several, which is the batch in every common model.
+
+    An only symbol that leads a shape [batch, 197, 768] is a batch too: it is as many times 197 as `nominal` has, or 1.
+    """
     names = symbol_order(spec.inputs)
-    return {name: 1 if len(names) > 1 and name == names[0] else nominal for name in names}
+    if len(names) == 1:
+        return {names[0]: max(1, nominal // _rows_of_one(spec, names[0]))}
+    return {name: 1 if name == names[0] else nominal for name in names}
+
+
+def _rows_of_one(spec: Spec, symbol: str) -> int:
+    """How many rows one more of `symbol` adds to the inputs that it leads; 1 where it leads none."""
+    shapes = [tensor.shape[1:-1] for tensor in spec.inputs if tensor.shape and tensor.shape[0] == Sym(symbol)]
+    return max((math.prod(int(dim.value) for dim in shape if isinstance(dim, Const)) for shape in shapes), default=1)
 
 
 def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:

@@ -16,7 +16,7 @@ from tilecore.copies import expand_buffer_copies
 from tilecore.infer import InferenceError, Plan, choose_register_tile, infer
 from tilecore.library import kernel_for
 from tilecore.profile import PROFILES, profile_named
-from tilecore.recommend import rank, recommend
+from tilecore.recommend import Machine, costs_of, nominal_sizes, rank, recommend
 from tilecore.target import TARGETS, RegisterTile, target_named
 from tilecore.trace import trace
 
@@ -199,3 +199,35 @@ def test_rows_that_a_typical_size_has_none_of_are_ranked(profile: Any) -> None:
     right = View("b", (one, k, n), Load(w, (k, n)) * 2.0)
     spec = ContractionSpec((x, w), View("a", (one, m, k), Load(x, (m, k))), right, acc, (Result(out, acc),))
     assert recommend(spec, profile, profile.target).config
+
+
+def product_of(*lead: int | str) -> ContractionSpec:
+    """[*lead, 3072] times [3072, 768]."""
+    dims = tuple(const(dim) if isinstance(dim, int) else Sym(dim) for dim in lead)
+    x = Tensor("x", DType.F32, (*dims, const(3072)))
+    w = Tensor("w", DType.F32, (const(3072), const(768)))
+    extents = (const(1), *dims)[-2:]
+    b, m, k, n = (
+        Var(name, extent=extent) for name, extent in zip("bmkn", (*extents, const(3072), const(768)), strict=True)
+    )
+    places = (b, m) if len(dims) > 1 else (m,)
+    out = Place(Tensor("y", DType.F32, (*dims, const(768))), (b, m, n), (*places, n))
+    acc = Var("acc", DType.F32)
+    right = View("b", (b, k, n), Load(w, (k, n)))
+    return ContractionSpec((x, w), View("a", (b, m, k), Load(x, (*places, k))), right, acc, (Result(out, acc),))
+
+
+def test_a_batch_that_alone_is_symbolic_is_not_taken_for_rows() -> None:
+    assert nominal_sizes(product_of("batch", 197), 128) == {"batch": 1}
+    assert nominal_sizes(product_of("batch", 197), 512) == {"batch": 2}
+    assert nominal_sizes(product_of("tokens", 12), 512) == {"tokens": 42}
+    assert nominal_sizes(product_of("rows"), 512) == {"rows": 512}
+    assert nominal_sizes(product_of("batch", "seq"), 512) == {"batch": 1, "seq": 512}
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_the_choice_for_an_open_batch_suits_one_of_it(profile: Any) -> None:
+    spec = product_of("batch", 197)
+    cost = costs_of(spec, Machine(profile, profile.target, {"batch": 1}))
+    ranked = [candidate.config for candidate in rank(spec, profile, profile.target) if not candidate.rejected]
+    assert cost(ranked[0]).cost <= 1.05 * min(cost(config).cost for config in ranked)
