@@ -28,14 +28,11 @@ TILE_INLINE i32v load_words(const uint16_t* p) { i32v v; memcpy(&v, p, sizeof v)
     static __attribute__((noinline)) void mma_pairs_##MR##x##NV(                                                       \
         const float* restrict a, int64_t lda, int64_t step, const uint16_t* restrict b, int64_t panel,                 \
         float* restrict c, int64_t ldc, int64_t depth, int clear) {                                                    \
-        f32v acc[MR][NV];                                                                                              \
-        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                  \
-            clear ? (f32v){0} : load_f32(c + i * ldc + j * TILE_LANES);                                                \
+        TILE_READ_SUMS(MR, NV)                                                                                         \
         int64_t k = 0;                                                                                                 \
         for (; k + 2 <= depth; k += 2) TILE_PAIRS_STEP(MR, NV, 1);                                                     \
         if (k < depth) TILE_PAIRS_STEP(MR, NV, 0);                                                                     \
-        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                              \
-            store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                        \
+        TILE_WRITE_SUMS(MR, NV)                                                                                        \
     }
 
 /* ---- packing of a right operand that is contiguous in depth, rounded to bf16 but widened again */
@@ -72,14 +69,11 @@ TILE_INLINE int32_t narrow_pair(const uint16_t* a) { int32_t both; memcpy(&both,
         const uint16_t* restrict a, int64_t lda, int64_t step, const uint16_t* restrict b, int64_t panel,              \
         float* restrict c, int64_t ldc, int64_t depth, int clear) {                                                    \
         (void)step; /* 1: pairs of a lie side by side */                                                               \
-        f32v acc[MR][NV];                                                                                              \
-        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                  \
-            clear ? (f32v){0} : load_f32(c + i * ldc + j * TILE_LANES);                                                \
+        TILE_READ_SUMS(MR, NV)                                                                                         \
         int64_t k = 0;                                                                                                 \
         TILE_UNROLL_DEPTH for (; k + 2 <= depth; k += 2) TILE_NARROW_STEP(MR, NV, narrow_pair);                        \
         if (k < depth) TILE_NARROW_STEP(MR, NV, TILE_FIRST_HALF);                                                      \
-        TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                              \
-            store_f32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                        \
+        TILE_WRITE_SUMS(MR, NV)                                                                                        \
     }
 
 /* ---- packing in pairs */
