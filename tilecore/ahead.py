@@ -1,7 +1,7 @@
 """Lines asked for ahead: what the next task copies first and what this one stores last, fetched while products run.
 
-Comes in: a loop program. Goes out: the same with `Touch` statements before its first product, for small tiles that are
-walked row by row in inputs and outputs. A task reads and writes other rows than the one before it, each in a page of
+Comes in: a loop program. Goes out: the same with `Touch` statements before its first product, for tiles that are walked
+row by row in inputs and outputs. A task reads and writes other rows than the one before it, each in a page of
 its own, so that no hardware prefetcher sees them coming; waiting for them took a few per cent of an attention kernel's
 time, more where others use the same caches.
 """
@@ -26,7 +26,7 @@ from tilecore.loops import (
 )
 
 LINE_BYTES = 64
-MOST_BYTES = 8192  # of one tile: a quarter of the smallest first-level cache
+MOST_BYTES = 65536  # of one tile: a quarter of the smallest second-level cache, where lines that the first loses stay
 
 
 def touch_ahead(program: LoopProgram) -> LoopProgram:

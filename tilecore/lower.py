@@ -477,7 +477,10 @@ def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
             Put(slot.memory, start + place * PANEL + lane, substitute(value, {depth: place}), None, copy.span)
             for place in places
         ]
-    yield _loop(panel, (_loop(row, (*_rows_ahead(value, depth, lane, row), _vector(lane, tuple(puts)))),))
+    ahead = tuple(_rows_ahead(value, depth, lane, row))
+    loops = (row, panel) if ahead else (panel, row)  # a row's lines lie side by side
+    inner: tuple[LoopStmt, ...] = (*ahead, _vector(lane, tuple(puts)))
+    yield _loop(loops[0], (_loop(loops[1], inner),))
 
 
 def _rows_ahead(value: Expr, depth: Var, lane: Var, row: Var) -> Iterator[Touch]:
