@@ -53,7 +53,7 @@ def _touches(stmt: LoopStmt, task: Var, *, write: bool) -> Iterator[LoopStmt]:
             continue
         for memory, offset in dict.fromkeys(_walked(inner, write=write)):
             size = max(1, memory.dtype.bits // 8)
-            rows, columns = _most(stmt.stop), _most(inner.stop)
+            rows, columns = most_of(stmt.stop), most_of(inner.stop)
             if rows is None or columns is None or rows * columns * size > MOST_BYTES:
                 continue
             if task not in variables(offset) or loads(offset) or loads(stmt.stop):
@@ -84,13 +84,13 @@ def _inputs(value: Expr) -> Iterator[tuple[Memory, Expr]]:
             yield load.source, load.index[0]
 
 
-def _most(extent: Expr) -> int | None:
+def most_of(extent: Expr) -> int | None:
     """A constant that `extent` never exceeds, where one stands in it."""
     match extent:
         case Const(value=value):
             return int(value)
         case Op(name="min", args=args):
-            known = [bound for bound in map(_most, args) if bound is not None]
+            known = [bound for bound in map(most_of, args) if bound is not None]
             return min(known, default=None)
         case _:
             return None

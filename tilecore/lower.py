@@ -479,8 +479,7 @@ def _pack(copy: Copy, buffer: Buffer, lowering: Lowering) -> Iterator[LoopStmt]:
         ]
     ahead = tuple(_rows_ahead(value, depth, lane, row))
     loops = (row, panel) if ahead else (panel, row)  # a row's lines lie side by side
-    inner: tuple[LoopStmt, ...] = (*ahead, _vector(lane, tuple(puts)))
-    yield _loop(loops[0], (_loop(loops[1], inner),))
+    yield _loop(loops[0], (_loop(loops[1], (*ahead, _vector(lane, tuple(puts)))),))
 
 
 def _rows_ahead(value: Expr, depth: Var, lane: Var, row: Var) -> Iterator[Touch]:

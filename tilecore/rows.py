@@ -1,20 +1,23 @@
 """Row-wise statements: one loop over rows for a run of them, and inside it vector loops joined where they may be.
 
 Comes in: consecutive `Parallel`, `Reduce` and `Fill` statements that walk the same axis class as their first axis and
-touch only their own row of what the run writes. Goes out: one scalar loop over the live rows. Per row, a value stored
-by one vector loop and read at the same place by the next is handed on in registers.
+touch only their own row of what the run writes. Goes out: one scalar loop over the live rows, or several with vectors
+of rows between them (`row_phases.py`). Per row, a value stored by one vector loop and read at the same place by the
+next is handed on in registers.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilecore.addresses import Addresses, conditions, conjunction, live_var
-from tilecore.contract.expr import Expr, Load, Var, apply, const, loads, substitute, variables
+from tilecore.contract.expr import Expr, Load, Var, apply, binary, const, loads, substitute, variables
 from tilecore.graph import buffers_of
 from tilecore.infer import Plan
 from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store, expressions
 from tilecore.loops import Fold, Let, Loop, LoopStmt, Memory, Put, VectorLoop
+from tilecore.row_phases import PHASE_ROWS, Phase, in_phases
 from tilecore.scratch import hand_on, substituted
+from tilecore.span import Span
 
 JOIN = {"sum": "add", "max": "max", "fmax": "max", "min": "min", "prod": "mul"}
 
@@ -74,7 +77,54 @@ def lower_rows(run: tuple[Stmt, ...], plan: Plan, addresses: Addresses) -> Itera
         yield from _joined([VectorLoop(row, extent, (put,), True) for put in puts])
         return
     body = [part for number, stmt in enumerate(run) for part in _row_statement(stmt, row, plan, addresses, number)]
-    yield Loop(row, const(0), extent, hand_on(tuple(_joined(body))), 1, first.span)
+    phases = list(in_phases(_joined(body), row))
+    if len(phases) > 1:
+        yield _blocks_of_rows(phases, row, first.span)
+    else:
+        yield from (_each_row(phase.body, row, const(0), extent, first.span) for phase in phases)
+
+
+def _each_row(body: tuple[LoopStmt, ...], row: Var, start: Expr, stop: Expr, span: Span | None) -> Loop:
+    return Loop(row, start, stop, tuple(_named(hand_on(body))), 1, span)
+
+
+def _blocks_of_rows(phases: Sequence[Phase], row: Var, span: Span | None) -> Loop:
+    """Phase after phase over a few rows at a time: what one leaves is in the first cache when the next one comes."""
+    assert row.extent is not None
+    block = Var("block")
+    stop = binary("min", block + PHASE_ROWS, row.extent)
+    beside = live_var("beside", stop - block)
+    body: list[LoopStmt] = []
+    for phase in phases:
+        if phase.across:
+            puts = (substituted(put, {row: block + beside}) for put in phase.body if isinstance(put, Put))
+            body += _joined([VectorLoop(beside, stop - block, (put,), True) for put in puts])
+        else:
+            body.append(_each_row(phase.body, row, block, stop, span))
+    return Loop(block, const(0), row.extent, tuple(body), PHASE_ROWS, span)
+
+
+def _named(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:
+    """`body` with names for what all columns of a vector loop read alike: no C compiler sees that its stores leave that
+    alone."""
+    for position, stmt in enumerate(body):
+        if isinstance(stmt, VectorLoop):
+            written = {part.memory for part in stmt.body if isinstance(part, Put)}
+            shared = dict.fromkeys(
+                load
+                for part in stmt.body
+                for value in _values(part)
+                for load in loads(value)
+                if isinstance(load.source, Memory) and load.source.kind == "scratch" and load.source not in written
+                if stmt.var not in variables(load)
+            )
+            names: dict[Expr, Expr] = {}
+            for load in shared:
+                assert isinstance(load.source, Memory)
+                names[load] = name = Var(f"of_row{position}_{load.source.name}", load.dtype)
+                yield Let(name, load)
+            stmt = replace(stmt, body=tuple(substituted(part, names) for part in stmt.body))
+        yield stmt
 
 
 def _first_extent(stmt: Stmt) -> Expr:

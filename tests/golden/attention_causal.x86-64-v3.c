@@ -1,4 +1,4 @@
-/* FusedGolden_b82d8d801888: attention for x86-64-v3 */
+/* FusedGolden_a17b3040a0f4: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -43,8 +43,8 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     at += (t6);
     const int64_t t7 = n1 + 23;
     const int64_t t8 = floordiv_i64(t7, 24);
-    const int32_t t150 = n1 == 0;
-    const i32v v151 = splat_bool(t150);
+    const int32_t t174 = n1 == 0;
+    const i32v v175 = splat_bool(t174);
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_9 = task % t8;
         const int64_t h_10 = task / t8 % 2;
@@ -74,210 +74,240 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 store_f32(s_q + t27 + j16, v26); // attention.py:36
             }
         }
-        for (int64_t row_28 = 0; row_28 < t14; row_28 += 1) {
-            int64_t j29 = 0;
-            const int64_t t30 = row_28 * 64;
-            for (; j29 < 64; j29 += 8) {
-                store_f32(s_o + t30 + j29, splat_f32(0x0.0p+0f)); // attention.py:37
+        for (int64_t block_28 = 0; block_28 < t14; block_28 += 16) {
+            const int64_t t29 = block_28 + 16;
+            const int64_t t30 = min_i64(t29, t14);
+            for (int64_t row_31 = block_28; row_31 < t30; row_31 += 1) {
+                int64_t j32 = 0;
+                const int64_t t33 = row_31 * 64;
+                for (; j32 < 64; j32 += 8) {
+                    store_f32(s_o + t33 + j32, splat_f32(0x0.0p+0f)); // attention.py:37
+                }
             }
-            s_top[row_28] = -INFINITY; // attention.py:39
-            const int32_t t31 = -INFINITY == -INFINITY;
-            const float t32 = t31 ? 0x0.0p+0f : s_top[row_28];
-            const float t33 = -INFINITY - t32;
-            const float t34 = t33 * 0x1.7154760000000p+0f;
-            const float t35 = exp2_f32_s(t34);
-            s_total[row_28] = t35; // attention.py:40
-        }
-        const int64_t t36 = t13 + -24;
-        const int64_t t37 = min_i64(24, t36);
-        for (int64_t q_0_38 = 0; q_0_38 < t37; q_0_38 += 1) {
-            const int64_t t42 = q_0_38 * 384;
-            for (int64_t line_39 = 0; line_39 < 64; line_39 += 16) {
-                const int64_t t40 = t20 + line_39;
-                const int64_t t41 = t40 + t21;
-                const int64_t t43 = t41 + t42;
-                const int64_t t44 = t43 + 9216;
-                __builtin_prefetch(input0 + t44, 0);
+            const int64_t t34 = block_28 * -1;
+            const int64_t t35 = t30 + t34;
+            int64_t j36 = 0;
+            for (; j36 < t35; j36 += 8) {
+                const f32v v37 = splat_f32(-INFINITY);
+                store_f32(s_top + block_28 + j36, v37); // attention.py:39
+                const int32_t t38 = -INFINITY == -INFINITY;
+                const float t39 = t38 ? 0x0.0p+0f : -INFINITY;
+                const float t40 = -INFINITY - t39;
+                const float t41 = t40 * 0x1.7154760000000p+0f;
+                const float t42 = exp2_f32_s(t41);
+                const f32v v43 = splat_f32(t42);
+                store_f32(s_total + block_28 + j36, v43); // attention.py:40
             }
         }
-        const int64_t t47 = t17 * 128;
-        const int64_t t48 = t47 + t19;
-        const int64_t t50 = m_9 * 3072;
-        for (int64_t row_45 = 0; row_45 < t14; row_45 += 1) {
-            const int64_t t52 = row_45 * 128;
-            for (int64_t line_46 = 0; line_46 < 64; line_46 += 16) {
-                const int64_t t49 = t48 + line_46;
+        const int64_t t44 = t13 + -24;
+        const int64_t t45 = min_i64(24, t44);
+        for (int64_t q_0_46 = 0; q_0_46 < t45; q_0_46 += 1) {
+            const int64_t t50 = q_0_46 * 384;
+            for (int64_t line_47 = 0; line_47 < 64; line_47 += 16) {
+                const int64_t t48 = t20 + line_47;
+                const int64_t t49 = t48 + t21;
                 const int64_t t51 = t49 + t50;
-                const int64_t t53 = t51 + t52;
-                __builtin_prefetch(output0 + t53, 1);
+                const int64_t t52 = t51 + 9216;
+                __builtin_prefetch(input0 + t52, 0);
             }
         }
-        const int64_t t54 = m_9 * 24;
-        const int64_t t55 = t54 + 24;
-        const int64_t t56 = min_i64(n1, t55);
-        const int64_t t57 = t56 + 31;
-        const int64_t t58 = (t57 >> 5);
-        for (int64_t n_59 = 0; n_59 < t58; n_59 += 1) {
-            const int64_t t60 = n_59 * 12288;
-            const int64_t t61 = t20 + t60;
-            const int64_t t62 = t61 + 128;
-            const int64_t t63 = n_59 * 2048;
-            const int64_t t64 = n_59 * -32;
-            const int64_t t65 = n1 + t64;
-            const int64_t t66 = min_i64(32, t65);
-            if (!once_k[n_59]) {
-                once_k[n_59] = 1;
-                pack_transposed_f32(input0 + t62, 384, s_k + t63, 1024, t66, 64); // attention.py:43
+        const int64_t t55 = t17 * 128;
+        const int64_t t56 = t55 + t19;
+        const int64_t t58 = m_9 * 3072;
+        for (int64_t row_53 = 0; row_53 < t14; row_53 += 1) {
+            const int64_t t60 = row_53 * 128;
+            for (int64_t line_54 = 0; line_54 < 64; line_54 += 16) {
+                const int64_t t57 = t56 + line_54;
+                const int64_t t59 = t57 + t58;
+                const int64_t t61 = t59 + t60;
+                __builtin_prefetch(output0 + t61, 1);
             }
-            const int64_t t67 = t54 + t64;
-            const int64_t t68 = t67 + 24;
-            const int64_t t69 = min_i64(t66, t68);
-            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t63, 1024, s_s + 0, 32, t14, t69, 64, 1); // attention.py:44
-            for (int64_t row_70 = 0; row_70 < t14; row_70 += 1) {
-                f32v acc71 = splat_f32(-INFINITY);
-                f32v acc72 = splat_f32(-INFINITY);
-                f32v acc73 = splat_f32(-INFINITY);
-                f32v acc74 = splat_f32(-INFINITY);
-                int64_t j75 = 0;
-                const int64_t t76 = t67 + row_70;
-                const int64_t t77 = t76 + 1;
-                const int64_t t78 = min_i64(t69, t77);
-                const int64_t t82 = row_70 * 32;
-                for (; j75 + 32 <= t78; j75 += 32) {
-                    const f32v v83 = load_f32(s_s + t82 + j75);
-                    const f32v v84 = v83;
-                    acc71 = fmax_f32(acc71, v84); // attention.py:51
-                    const int64_t j79 = j75 + 8;
-                    const f32v v85 = load_f32(s_s + t82 + j79);
-                    const f32v v86 = v85;
-                    acc72 = fmax_f32(acc72, v86); // attention.py:51
-                    const int64_t j80 = j75 + 16;
-                    const f32v v87 = load_f32(s_s + t82 + j80);
-                    const f32v v88 = v87;
-                    acc73 = fmax_f32(acc73, v88); // attention.py:51
-                    const int64_t j81 = j75 + 24;
-                    const f32v v89 = load_f32(s_s + t82 + j81);
-                    const f32v v90 = v89;
-                    acc74 = fmax_f32(acc74, v90); // attention.py:51
+        }
+        const int64_t t62 = m_9 * 24;
+        const int64_t t63 = t62 + 24;
+        const int64_t t64 = min_i64(n1, t63);
+        const int64_t t65 = t64 + 31;
+        const int64_t t66 = (t65 >> 5);
+        for (int64_t n_67 = 0; n_67 < t66; n_67 += 1) {
+            const int64_t t68 = n_67 * 12288;
+            const int64_t t69 = t20 + t68;
+            const int64_t t70 = t69 + 128;
+            const int64_t t71 = n_67 * 2048;
+            const int64_t t72 = n_67 * -32;
+            const int64_t t73 = n1 + t72;
+            const int64_t t74 = min_i64(32, t73);
+            if (!once_k[n_67]) {
+                once_k[n_67] = 1;
+                pack_transposed_f32(input0 + t70, 384, s_k + t71, 1024, t74, 64); // attention.py:43
+            }
+            const int64_t t75 = t62 + t72;
+            const int64_t t76 = t75 + 24;
+            const int64_t t77 = min_i64(t74, t76);
+            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t71, 1024, s_s + 0, 32, t14, t77, 64, 1); // attention.py:44
+            for (int64_t block_78 = 0; block_78 < t14; block_78 += 16) {
+                const int64_t t79 = block_78 + 16;
+                const int64_t t80 = min_i64(t79, t14);
+                for (int64_t row_81 = block_78; row_81 < t80; row_81 += 1) {
+                    f32v acc82 = splat_f32(-INFINITY);
+                    f32v acc83 = splat_f32(-INFINITY);
+                    f32v acc84 = splat_f32(-INFINITY);
+                    f32v acc85 = splat_f32(-INFINITY);
+                    int64_t j86 = 0;
+                    const int64_t t87 = t75 + row_81;
+                    const int64_t t88 = t87 + 1;
+                    const int64_t t89 = min_i64(t77, t88);
+                    const int64_t t93 = row_81 * 32;
+                    for (; j86 + 32 <= t89; j86 += 32) {
+                        const f32v v94 = load_f32(s_s + t93 + j86);
+                        const f32v v95 = v94;
+                        acc82 = fmax_f32(acc82, v95); // attention.py:51
+                        const int64_t j90 = j86 + 8;
+                        const f32v v96 = load_f32(s_s + t93 + j90);
+                        const f32v v97 = v96;
+                        acc83 = fmax_f32(acc83, v97); // attention.py:51
+                        const int64_t j91 = j86 + 16;
+                        const f32v v98 = load_f32(s_s + t93 + j91);
+                        const f32v v99 = v98;
+                        acc84 = fmax_f32(acc84, v99); // attention.py:51
+                        const int64_t j92 = j86 + 24;
+                        const f32v v100 = load_f32(s_s + t93 + j92);
+                        const f32v v101 = v100;
+                        acc85 = fmax_f32(acc85, v101); // attention.py:51
+                    }
+                    for (; j86 + 8 <= t89; j86 += 8) {
+                        const f32v v102 = load_f32(s_s + t93 + j86);
+                        const f32v v103 = v102;
+                        acc82 = fmax_f32(acc82, v103); // attention.py:51
+                    }
+                    for (; j86 + 8 <= t77; j86 += 8) {
+                        const i32v v104 = lanes_below(t88 - j86);
+                        const f32v v105 = select_f32(v104, load_masked_f32(s_s + t93 + j86, v104), splat_f32(-INFINITY));
+                        const f32v v106 = v105;
+                        store_f32(s_s + t93 + j86, v106); // attention.py:49
+                        acc82 = fmax_f32(acc82, v106); // attention.py:51
+                    }
+                    if (j86 < t77) {
+                        const i32v m107 = lanes_below(t77 - j86);
+                        const i32v v108 = lanes_below(t88 - j86);
+                        const f32v v109 = select_f32(v108, load_masked_f32(s_s + t93 + j86, v108), splat_f32(-INFINITY));
+                        const f32v v110 = v109;
+                        store_masked_f32(s_s + t93 + j86, m107, v110); // attention.py:49
+                        acc82 = fmax_f32(acc82, select_f32(m107, v110, splat_f32(-INFINITY))); // attention.py:51
+                    }
+                    const float fmax_111 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc82, acc83), acc84), acc85)); // attention.py:51
+                    const float t112 = s_top[row_81];
+                    s_rescale[row_81] = t112; // online_softmax.py:17
+                    const float t113 = max_f32_s(t112, fmax_111);
+                    s_top[row_81] = t113; // attention.py:51
                 }
-                for (; j75 + 8 <= t78; j75 += 8) {
-                    const f32v v91 = load_f32(s_s + t82 + j75);
-                    const f32v v92 = v91;
-                    acc71 = fmax_f32(acc71, v92); // attention.py:51
-                }
-                for (; j75 + 8 <= t69; j75 += 8) {
-                    const i32v v93 = lanes_below(t77 - j75);
-                    const f32v v94 = select_f32(v93, load_masked_f32(s_s + t82 + j75, v93), splat_f32(-INFINITY));
-                    const f32v v95 = v94;
-                    store_f32(s_s + t82 + j75, v95); // attention.py:49
-                    acc71 = fmax_f32(acc71, v95); // attention.py:51
-                }
-                if (j75 < t69) {
-                    const i32v m96 = lanes_below(t69 - j75);
-                    const i32v v97 = lanes_below(t77 - j75);
-                    const f32v v98 = select_f32(v97, load_masked_f32(s_s + t82 + j75, v97), splat_f32(-INFINITY));
-                    const f32v v99 = v98;
-                    store_masked_f32(s_s + t82 + j75, m96, v99); // attention.py:49
-                    acc71 = fmax_f32(acc71, select_f32(m96, v99, splat_f32(-INFINITY))); // attention.py:51
-                }
-                const float fmax_100 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc71, acc72), acc73), acc74)); // attention.py:51
-                const float t101 = s_top[row_70];
-                s_rescale[row_70] = t101; // online_softmax.py:17
-                const float t102 = max_f32_s(t101, fmax_100);
-                s_top[row_70] = t102; // attention.py:51
-                const int32_t t103 = t102 == -INFINITY;
-                const float t104 = t103 ? 0x0.0p+0f : s_top[row_70];
-                const float t105 = t101 - t104;
-                const float t106 = t105 * 0x1.7154760000000p+0f;
-                const float t107 = exp2_f32_s(t106);
-                s_rescale[row_70] = t107; // online_softmax.py:20
-                const float t108 = s_total[row_70];
-                const float t109 = t108 * t107;
-                s_total[row_70] = t109; // online_softmax.py:21
-                f32v acc110 = splat_f32(0.0f);
-                int64_t j111 = 0;
-                for (; j111 + 8 <= t69; j111 += 8) {
-                    const f32v v112 = load_f32(s_s + t82 + j111);
-                    const f32v v113 = splat_f32(t104);
-                    const f32v v114 = v112 - v113;
-                    const f32v v115 = v114 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v116 = exp2_f32(v115);
-                    const f32v v117 = v116;
-                    store_f32(s_s + t82 + j111, v117); // attention.py:53
-                    acc110 = acc110 + v117; // attention.py:54
-                }
-                if (j111 < t69) {
-                    const i32v m118 = lanes_below(t69 - j111);
-                    const f32v v119 = load_f32(s_s + t82 + j111);
-                    const f32v v120 = splat_f32(t104);
-                    const f32v v121 = v119 - v120;
+                const int64_t t114 = block_78 * -1;
+                const int64_t t115 = t80 + t114;
+                int64_t j116 = 0;
+                for (; j116 < t115; j116 += 8) {
+                    const f32v v117 = load_f32(s_rescale + block_78 + j116);
+                    const f32v v118 = load_f32(s_top + block_78 + j116);
+                    const i32v v119 = (v118 == splat_f32(-INFINITY));
+                    const f32v v120 = select_f32(v119, splat_f32(0x0.0p+0f), v118);
+                    const f32v v121 = v117 - v120;
                     const f32v v122 = v121 * splat_f32(0x1.7154760000000p+0f);
                     const f32v v123 = exp2_f32(v122);
                     const f32v v124 = v123;
-                    store_masked_f32(s_s + t82 + j111, m118, v124); // attention.py:53
-                    acc110 = acc110 + select_f32(m118, v124, splat_f32(0.0f)); // attention.py:54
+                    store_f32(s_rescale + block_78 + j116, v124); // online_softmax.py:20
+                    const f32v v125 = load_f32(s_total + block_78 + j116);
+                    const f32v v126 = v125 * v124;
+                    store_f32(s_total + block_78 + j116, v126); // online_softmax.py:21
                 }
-                const float sum_125 = sum_lanes(acc110); // attention.py:54
-                const float t126 = t109 + sum_125;
-                s_total[row_70] = t126; // attention.py:54
-                int64_t j127 = 0;
-                const int64_t t128 = row_70 * 64;
-                for (; j127 < 64; j127 += 8) {
-                    const f32v v129 = load_f32(s_o + t128 + j127);
-                    const f32v v130 = splat_f32(t107);
-                    const f32v v131 = v129 * v130;
-                    store_f32(s_o + t128 + j127, v131); // attention.py:60
+                for (int64_t row_127 = block_78; row_127 < t80; row_127 += 1) {
+                    const float t128 = s_top[row_127];
+                    f32v acc129 = splat_f32(0.0f);
+                    int64_t j130 = 0;
+                    const int64_t t131 = row_127 * 32;
+                    const int32_t t133 = t128 == -INFINITY;
+                    const float t134 = t133 ? 0x0.0p+0f : t128;
+                    const f32v v135 = splat_f32(t134);
+                    for (; j130 + 8 <= t77; j130 += 8) {
+                        const f32v v132 = load_f32(s_s + t131 + j130);
+                        const f32v v136 = v132 - v135;
+                        const f32v v137 = v136 * splat_f32(0x1.7154760000000p+0f);
+                        const f32v v138 = exp2_f32(v137);
+                        const f32v v139 = v138;
+                        store_f32(s_s + t131 + j130, v139); // attention.py:53
+                        acc129 = acc129 + v139; // attention.py:54
+                    }
+                    if (j130 < t77) {
+                        const i32v m140 = lanes_below(t77 - j130);
+                        const f32v v141 = load_f32(s_s + t131 + j130);
+                        const f32v v142 = v141 - v135;
+                        const f32v v143 = v142 * splat_f32(0x1.7154760000000p+0f);
+                        const f32v v144 = exp2_f32(v143);
+                        const f32v v145 = v144;
+                        store_masked_f32(s_s + t131 + j130, m140, v145); // attention.py:53
+                        acc129 = acc129 + select_f32(m140, v145, splat_f32(0.0f)); // attention.py:54
+                    }
+                    const float sum_146 = sum_lanes(acc129); // attention.py:54
+                    const float t147 = s_total[row_127];
+                    const float t148 = t147 + sum_146;
+                    s_total[row_127] = t148; // attention.py:54
+                    const float t149 = s_rescale[row_127];
+                    int64_t j150 = 0;
+                    const int64_t t151 = row_127 * 64;
+                    const f32v v153 = splat_f32(t149);
+                    for (; j150 < 64; j150 += 8) {
+                        const f32v v152 = load_f32(s_o + t151 + j150);
+                        const f32v v154 = v152 * v153;
+                        store_f32(s_o + t151 + j150, v154); // attention.py:60
+                    }
                 }
             }
-            if (!once_v[n_59]) {
-                once_v[n_59] = 1;
-                for (int64_t panel_132 = 0; panel_132 < 4; panel_132 += 1) {
-                    const int64_t t138 = panel_132 * 16;
-                    const int64_t t146 = panel_132 * 512;
-                    for (int64_t depth_133 = 0; depth_133 < t66; depth_133 += 1) {
-                        const int64_t t134 = depth_133 * 384;
-                        const int64_t t135 = t18 + t134;
-                        const int64_t t136 = t135 + t19;
-                        const int64_t t137 = t136 + t60;
-                        const int64_t t139 = t137 + t138;
-                        const int64_t t140 = t139 + 6400;
-                        __builtin_prefetch(input0 + t140, 0);
-                        int64_t j141 = 0;
-                        const int64_t t142 = t139 + 256;
-                        const int64_t t144 = depth_133 * 16;
-                        const int64_t t145 = t144 + t63;
-                        const int64_t t147 = t145 + t146;
-                        for (; j141 + 8 <= 16; j141 += 8) {
-                            const f32v v143 = load_f32(input0 + t142 + j141);
-                            store_f32(s_v + t147 + j141, v143); // attention.py:61
+            if (!once_v[n_67]) {
+                once_v[n_67] = 1;
+                for (int64_t depth_155 = 0; depth_155 < t74; depth_155 += 1) {
+                    const int64_t t157 = depth_155 * 384;
+                    const int64_t t158 = t18 + t157;
+                    const int64_t t159 = t158 + t19;
+                    const int64_t t160 = t159 + t68;
+                    const int64_t t167 = depth_155 * 16;
+                    const int64_t t168 = t167 + t71;
+                    for (int64_t panel_156 = 0; panel_156 < 4; panel_156 += 1) {
+                        const int64_t t161 = panel_156 * 16;
+                        const int64_t t162 = t160 + t161;
+                        const int64_t t163 = t162 + 6400;
+                        __builtin_prefetch(input0 + t163, 0);
+                        int64_t j164 = 0;
+                        const int64_t t165 = t162 + 256;
+                        const int64_t t169 = panel_156 * 512;
+                        const int64_t t170 = t168 + t169;
+                        for (; j164 + 8 <= 16; j164 += 8) {
+                            const f32v v166 = load_f32(input0 + t165 + j164);
+                            store_f32(s_v + t170 + j164, v166); // attention.py:61
                         }
                     }
                 }
             }
-            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t63, 512, s_o + 0, 64, t14, 64, t69, 0); // attention.py:62
+            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t71, 512, s_o + 0, 64, t14, 64, t77, 0); // attention.py:62
         }
-        const int64_t t167 = t48 + t50;
-        for (int64_t row_148 = 0; row_148 < t14; row_148 += 1) {
-            int64_t j149 = 0;
-            const int64_t t152 = row_148 * 64;
-            const int64_t t168 = row_148 * 128;
-            const int64_t t169 = t167 + t168;
-            for (; j149 + 8 <= 64; j149 += 8) {
-                const f32v v153 = load_f32(s_o + t152 + j149);
-                const float t154 = s_total[row_148];
-                const float t155 = fabsf(t154);
-                const int32_t t156 = t155 < 0x1.0000000000000p-126f;
-                const int32_t t157 = t155 > 0x1.0000000000000p+126f;
-                const float t158 = t157 ? 0x1.0000000000000p-64f : 0x1.0000000000000p+0f;
-                const float t159 = t156 ? 0x1.0000000000000p+64f : t158;
-                const f32v v160 = splat_f32(t159);
-                const f32v v161 = v153 * v160;
-                const float t162 = t154 * t159;
-                const float t163 = 0x1.0000000000000p+0f / t162;
-                const f32v v164 = splat_f32(t163);
-                const f32v v165 = v161 * v164;
-                const f32v v166 = select_f32(v151, splat_f32(0x0.0p+0f), v165);
-                store_f32(output0 + t169 + j149, v166); // attention.py:72
+        const int64_t t190 = t56 + t58;
+        for (int64_t row_171 = 0; row_171 < t14; row_171 += 1) {
+            const float t172 = s_total[row_171];
+            int64_t j173 = 0;
+            const int64_t t176 = row_171 * 64;
+            const float t178 = fabsf(t172);
+            const int32_t t179 = t178 < 0x1.0000000000000p-126f;
+            const int32_t t180 = t178 > 0x1.0000000000000p+126f;
+            const float t181 = t180 ? 0x1.0000000000000p-64f : 0x1.0000000000000p+0f;
+            const float t182 = t179 ? 0x1.0000000000000p+64f : t181;
+            const f32v v183 = splat_f32(t182);
+            const float t185 = t172 * t182;
+            const float t186 = 0x1.0000000000000p+0f / t185;
+            const f32v v187 = splat_f32(t186);
+            const int64_t t191 = row_171 * 128;
+            const int64_t t192 = t190 + t191;
+            for (; j173 + 8 <= 64; j173 += 8) {
+                const f32v v177 = load_f32(s_o + t176 + j173);
+                const f32v v184 = v177 * v183;
+                const f32v v188 = v184 * v187;
+                const f32v v189 = select_f32(v175, splat_f32(0x0.0p+0f), v188);
+                store_f32(output0 + t192 + j173, v189); // attention.py:72
             }
         }
     }
@@ -331,7 +361,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_b82d8d801888_x86_64_v3 = {
-    "FusedGolden_b82d8d801888", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_a17b3040a0f4_x86_64_v3 = {
+    "FusedGolden_a17b3040a0f4", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };
