@@ -47,7 +47,7 @@ from tilecore.toolchain import find_toolchain
 SECONDS, QUICK_SECONDS = 1.0, 0.4  # of one case, all peers together
 TURNS = 3  # of each at least
 LARGEST_ERROR = {"f32": 1e-3, "bf16": 0.1}  # `verify` judges properly; this only finds sizes at which a kernel breaks
-PRODUCTS = {"f32": "f32 multiply-adds", "bf16": "bf16 products"}  # the rate that bounds them
+PRODUCTS = {"f32": "f32 multiply-adds", "bf16": "bf16 products", "int8": "int8 products"}  # the rate that bounds them
 LONG_MS = 400.0  # a run that takes longer is its own turn
 Feeds = dict[str, np.ndarray[Any, Any]]
 Shapes = Mapping[str, tuple[int, ...]]

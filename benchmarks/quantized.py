@@ -2,33 +2,39 @@
 
 Each case is a whole model that fuses to one kernel: int8 with quantised input and output (QDQ), beside our own float32
 layer of the same shape, or MatMulNBits, beside ONNX Runtime's kernels at accuracy levels 0 (float32 activations, as
-ours) and 4 (activations rounded to bytes). All run in one process on THREADS threads, random data. Out: rows in the
-common form, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`, medians in microseconds; `floor` is
-the time of the multiply-adds at the measured float32 peak, or of reading the weights once at the measured copy rate for
-MatMulNBits with one row; `error` is the largest error relative to the output's own size that `verify` found.
+ours) and 4 (activations rounded to bytes). All take turns in one process on THREADS threads, random data. Out: rows in
+the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`, medians in microseconds; `floor`
+is the time of the multiply-adds at the measured peak of products of bytes, or of reading the weights once at the
+measured rate of the cache level that holds them, whichever is longer; `error` is the largest error relative to the
+output's own size that `verify` found.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
-from regions import measure_copy_rate
-from whole_models import Row, describe, measure_peak, openvino_time
+import onnxruntime as ort
+from kernels import Machine, Point
+from whole_models import Feeds, Row, describe, openvino_run, time_in_turns
 
 from models import quantized, regions
-from runtime.bench import bench
+from runtime.bench import bound_run, default_session
 from runtime.compile import optimize
 from runtime.options import Options
+from runtime.session import load
 from runtime.verify import verify
+from tilecore.measure import measure_profile
+from tilecore.toolchain import find_toolchain
 
 THREADS = 2
 SECONDS, QUICK_SECONDS = 4.0, 1.0
-Feeds = dict[str, np.ndarray]
+Runs = dict[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -81,14 +87,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     arguments = parser.parse_args()
     options = Options.from_environment()
-    peak, copy_rate = measure_peak(options, THREADS), measure_copy_rate()
+    measured = measure_profile(find_toolchain(options.cache / "objects", options.compiler), progress=lambda stage: None)
+    machine = Machine(measured, THREADS, "int8")
     seconds = QUICK_SECONDS if arguments.quick else SECONDS
     rows: list[Row] = []
     chosen = [case for case in CASES if arguments.only in case.name]
     with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
         for case in chosen[:QUICK] if arguments.quick else chosen:
-            weights = case.depth * case.columns * (case.bits or 8) / 8
-            floor = max(case.rows * case.depth * case.columns / peak, weights / copy_rate)
+            count = case.depth * case.columns
+            floor = machine.floor(Point(case.name, {}, case.rows * count, count * (case.bits or 8) // 8))
             measure = _packed if case.bits else _coded
             rows.append(measure(case, Path(folder), options, floor * 1e6, seconds))
             print(describe(rows[-1]), flush=True)
@@ -99,34 +106,34 @@ def main() -> None:
 def _coded(case: Case, folder: Path, options: Options, floor: float, seconds: float) -> Row:
     model = quantized.linear(depth=case.depth, columns=case.columns)
     feeds = {"x": np.random.default_rng(0).standard_normal((1, case.rows, case.depth), dtype=np.float32)}
-    ours, theirs, error = _measure(model, "coded", feeds, folder, options, seconds)
-    peers = {"onnxruntime": theirs}
-    openvino = openvino_time(folder / "coded.onnx", feeds, seconds, options.precision)
-    peers |= {name: time * 1e3 for name, time in openvino.items()}
-    plain = regions.linear(depth=case.depth, columns=case.columns)
-    peers["ours in float32"] = _measure(plain, "plain", feeds, folder, options, seconds)[0]
-    return Row(case.name, "µs", ours, peers, floor, error)
+    ours, theirs, error = _sessions(model, "coded", feeds, folder, options)
+    plain, _, _ = _sessions(regions.linear(depth=case.depth, columns=case.columns), "plain", feeds, folder, options)
+    found = {"ours": ours, "onnxruntime": theirs, "ours in float32": plain}
+    runs: Runs = {name: bound_run(session, feeds) for name, session in found.items()}
+    runs |= {name: run for name, (run, _) in openvino_run(folder / "coded.onnx", feeds, options.precision).items()}
+    times = _micros(runs, seconds)
+    return Row(case.name, "µs", times.pop("ours"), times, floor, error)
 
 
 def _packed(case: Case, folder: Path, options: Options, floor: float, seconds: float) -> Row:
     feeds = {"x": np.random.default_rng(0).standard_normal((case.rows, case.depth), dtype=np.float32)}
-    peers: dict[str, float] = {}
-    ours: list[float] = []
+    runs: Runs = {}
     error = 0.0
     for level in (0, 4):
         model = quantized.packed(
             depth=case.depth, columns=case.columns, bits=case.bits, block=case.block, level=level, zeros=case.zeros
         )
-        mine, theirs, error = _measure(model, f"packed{level}", feeds, folder, options, seconds)
-        ours.append(mine)
-        peers[f"onnxruntime level {level}"] = theirs
-    return Row(case.name, "µs", min(ours), peers, floor, error)
+        ours, theirs, error = _sessions(model, f"packed{level}", feeds, folder, options)
+        runs |= {f"ours level {level}": bound_run(ours, feeds), f"onnxruntime level {level}": bound_run(theirs, feeds)}
+    times = _micros(runs, seconds)
+    ours = min(times.pop(f"ours level {level}") for level in (0, 4))
+    return Row(case.name, "µs", ours, times, floor, error)
 
 
-def _measure(
-    model: onnx.ModelProto, name: str, feeds: Feeds, folder: Path, options: Options, seconds: float
-) -> tuple[float, float, float]:
-    """Medians of the fused and of the original model in microseconds, in turns, and the largest relative error."""
+def _sessions(
+    model: onnx.ModelProto, name: str, feeds: Feeds, folder: Path, options: Options
+) -> tuple[ort.InferenceSession, ort.InferenceSession, float]:
+    """The fused and the original model, and the largest relative error. Exits where the product is not fused."""
     original, fused = folder / f"{name}.onnx", folder / f"{name}.fused.onnx"
     onnx.save(model, original)
     report = optimize(original, fused, options=options, progress=lambda stage: None, verify=False)
@@ -135,8 +142,13 @@ def _measure(
     verdict = verify(original, fused, inputs=feeds)
     if not verdict.ok:
         sys.exit(f"{name}: the fused model is wrong: {verdict.mismatch}")
-    result = bench(fused, original, inputs=feeds, threads=THREADS, seconds=seconds)
-    return result.fused.median_ms * 1e3, result.original.median_ms * 1e3, max(o.max_rel for o in verdict.outputs)
+    sessions = load(fused, threads=THREADS), default_session(original, THREADS)
+    return *sessions, max(output.max_rel for output in verdict.outputs)
+
+
+def _micros(runs: Runs, seconds: float) -> dict[str, float]:
+    medians, _ = time_in_turns(runs, seconds)
+    return {name: time * 1e3 for name, time in medians.items()}
 
 
 if __name__ == "__main__":
