@@ -5,7 +5,7 @@ have become `Blocks`. A tile register's products need hardly any of a core's ins
 takes meanwhile, and its operands are still in the first cache. Few rows keep the old form, which suits them better.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 from tilecore.contract.dtype import DType
@@ -39,16 +39,23 @@ def _body(body: tuple[LoopStmt, ...], program: LoopProgram) -> tuple[LoopStmt, .
     done: list[LoopStmt] = []
     position = 0
     while position < len(body):
-        products = _products(body[position:])
-        after = body[position + len(products)] if position + len(products) < len(body) else None
-        blocks = _blocks(products, after, program) if products and isinstance(after, Loop) else None
-        if blocks is not None and after is not None:
-            done.append(_unless_few(products[0].rows, blocks, (*products, after)))
-            position += len(products) + 1
+        blocks = finished_products(body[position:], program, _suits)
+        if blocks is not None:
+            plain = body[position : position + len(blocks.products) + 1]
+            done.append(_unless_few(blocks.products[0].rows, blocks, plain))
+            position += len(plain)
             continue
         done.append(_inside(body[position], program))
         position += 1
     return tuple(done)
+
+
+def finished_products(body: tuple[LoopStmt, ...], program: LoopProgram, suits: Callable[[Mma], bool]) -> Blocks | None:
+    """The products at the start of `body` that suit, with the loop after them that finishes all of their results; None
+    where there are none, or it does something else."""
+    products = _products(body, suits)
+    after = body[len(products)] if len(products) < len(body) else None
+    return _blocks(products, after, program) if products and isinstance(after, Loop) else None
 
 
 def _inside(stmt: LoopStmt, program: LoopProgram) -> LoopStmt:
@@ -67,11 +74,11 @@ def _unless_few(rows: Expr, blocks: Blocks, plain: tuple[LoopStmt, ...]) -> Loop
     return Branch(binary("le", rows, const(FEW_TILE_ROWS)), plain, (blocks,))
 
 
-def _products(body: tuple[LoopStmt, ...]) -> tuple[Mma, ...]:
-    """The products at the start of `body` that tile registers do whole, of one left operand and of one shape."""
+def _products(body: tuple[LoopStmt, ...], suits: Callable[[Mma], bool]) -> tuple[Mma, ...]:
+    """The products at the start of `body` that suit, of one left operand and of one shape."""
     found: list[Mma] = []
     for stmt in body:
-        if not isinstance(stmt, Mma) or not _suits(stmt) or (found and not _alike(stmt, found[0])):
+        if not isinstance(stmt, Mma) or not suits(stmt) or (found and not _alike(stmt, found[0])):
             break
         found.append(stmt)
     return tuple(found)

@@ -16,7 +16,7 @@ from tilecore.blocks import finish_in_blocks
 from tilecore.canonical import canonical
 from tilecore.clears import start_from_products
 from tilecore.contract.expr import Expr, binary, const
-from tilecore.contract.spec import AttentionSpec, Spec, Tensor, check, outputs_of
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec, Tensor, check, outputs_of
 from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
 from tilecore.emit_c import emit_c
@@ -32,9 +32,10 @@ from tilecore.lower import lower
 from tilecore.pack import pack_constants
 from tilecore.printer import print_program
 from tilecore.profile import HardwareProfile
-from tilecore.recommend import Recommendation, recommend
+from tilecore.recommend import Recommendation, keeps_left, recommend
 from tilecore.reshape import heads_as_queries, single_query
 from tilecore.scale import scale_queries
+from tilecore.strips import finish_in_strips
 from tilecore.target import Target
 from tilecore.trace import trace
 from tilecore.verify import verify
@@ -87,8 +88,9 @@ def compile_spec(
     packed_spec, packed = prepare(spec)
     _check_limits(packed_spec)
     function, operands = kernel_for(packed_spec)
-
     target = profile.target if profile.target in targets else targets[0]
+    if isinstance(packed_spec, ContractionSpec) and keeps_left(packed_spec, profile, target):
+        operands["columns_first"] = True
     choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, target)
     program = trace(function, inputs=packed_spec.inputs, operands=operands, extents=choice.config)
     special = _of_one_query(packed_spec, profile, target)
@@ -180,7 +182,7 @@ def _emit(program: Program, special: _Special | None, signature: Signature, targ
 
 
 def _lowered(program: Program, target: Target) -> LoopProgram:
-    return finish_in_blocks(lower(plan_of(program, target)), target)
+    return finish_in_strips(finish_in_blocks(lower(plan_of(program, target)), target), target)
 
 
 def passes_for(target: Target) -> tuple[Callable[[Program], Program], ...]:

@@ -40,6 +40,7 @@ from tilecore.emit_host import (
 )
 from tilecore.emit_lookups import emit_lookups
 from tilecore.emit_product import (
+    asks_ahead,
     few_declaration,
     few_function,
     in_tiles,
@@ -341,16 +342,19 @@ class _Kernel(Expressions):
             return f"{memory_name(part.memory)} + {self.scalar(part.offset)}"
 
         a, b, c = mma.a, mma.b, mma.c
-        step = b.row
+        step, among = b.row, ""
         if isinstance(mma, FewRows):
             function = few_function(mma, self.target)
             step = b.row if b.column == const(1) else b.column
         else:
-            function = product_function(kind_of(mma), self.program.tile, self.target)
+            kind = kind_of(mma)
+            function = product_function(kind, self.program.tile, self.target)
+            if asks_ahead(kind):
+                among = "".join(f", {self.scalar(part)}" for part in mma.among or (const(0), mma.rows))
         self.line(
             f"{function}({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, "
             f"{operand(b)}, {self.scalar(step)}, {operand(c)}, {self.scalar(c.row)}, "
-            f"{self.scalar(mma.rows)}, {self.scalar(mma.columns)}, {self.scalar(mma.depth)}, {int(mma.clear)});"
+            f"{self.scalar(mma.rows)}, {self.scalar(mma.columns)}, {self.scalar(mma.depth)}, {int(mma.clear)}{among});"
             f"{_where(mma.span)}"
         )
 

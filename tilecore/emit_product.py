@@ -80,6 +80,11 @@ def kind_of(mma: Mma) -> ProductKind:
     return KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype, mma.b.pairs]
 
 
+def asks_ahead(kind: ProductKind) -> bool:
+    """Whether register tiles of that kind ask for the panels after theirs: such a product takes `Mma.among`, too."""
+    return kind.stamp.startswith("TILE_MMA(")
+
+
 def in_tiles(kind: ProductKind) -> bool:
     """Whether a target with tile registers uses them for products of that kind."""
     return kind.types[:2] == ("uint16_t", "uint16_t")
@@ -87,7 +92,7 @@ def in_tiles(kind: ProductKind) -> bool:
 
 def product_function(kind: ProductKind, tile: RegisterTile, target: Target) -> str:
     """The C name of the product of that kind: the library's, if kernels share it, else the kernel's own."""
-    if not kind.stamp.startswith("TILE_MMA(") or tile != choose_register_tile(target):
+    if not asks_ahead(kind) or tile != choose_register_tile(target):
         return kind.function
     return f"tile_{kind.function}_{target.name.replace('-', '_')}"
 
@@ -153,7 +158,8 @@ def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[
         a, b, c = kind.types
         return [
             f"void {function}(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b, int64_t panel,",
-            f"    {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear);",
+            f"    {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear,",
+            "    int64_t first, int64_t all);",
         ]
     if not target.fused_dot or not kind.stamp.startswith("TILE_DOT("):
         return _product(kind, tile, target)
@@ -220,30 +226,30 @@ def _widest(rows: int, target: Target) -> int:
 
 def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Target, linkage: str) -> Iterator[str]:
     a, b, c = kind.types
-    floats = kind.stamp.startswith("TILE_MMA(")  # tiles of these ask for the panels after theirs
+    ahead = asks_ahead(kind)
     yield f"{linkage}void {kind.function}(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b,"
     yield f"                    int64_t panel, {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns,"
-    yield "                    int64_t depth, int clear) {"
+    yield f"                    int64_t depth, int clear{', int64_t first, int64_t all' if ahead else ''}) {{"
     yield "    const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL;"
     yield "    int64_t p = 0;"
     for rows in WIDE_ROWS:
         yield f"    if (rows == {rows}) {{"
         for vectors in widths[rows]:
             count = vectors * target.lanes // PANEL
-            call = "TILE_CALL_ALONE" if floats else "TILE_CALL"
+            call = "TILE_CALL_ALONE" if ahead else "TILE_CALL"
             yield f"        for (; p + {count} <= panels; p += {count}) {call}({kind.tile}{rows}x{vectors}, 0);"
         yield "        return;"
         yield "    }"
     for vectors in widths[tile.rows]:
         count = vectors * target.lanes // PANEL
         yield f"    for (; p + {count} <= panels; p += {count}) {{"
-        if floats:
+        if ahead:
             yield f"        TILE_SHARE({tile.rows}, {count});"
         yield "        for (int64_t i = 0, r; i < rows; i += r) {"
         yield f"            r = TILE_ROWS(rows - i, {tile.rows});"
         yield "            switch (r) {"
         for rows in range(tile.rows, 0, -1):
-            call = "TILE_CALL_AHEAD" if floats else "TILE_CALL"
+            call = "TILE_CALL_AHEAD" if ahead else "TILE_CALL"
             yield f"            case {rows}: {call}({kind.tile}{rows}x{vectors}, i); break;"
         yield "            default: break;"
         yield "            }"

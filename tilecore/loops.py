@@ -138,7 +138,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """c[rows × columns] (+)= a[rows × depth] · b[depth × columns], b in panels `b.row` elements apart."""
+    """c[rows × columns] (+)= a[rows × depth] · b[depth × columns], b in panels `b.row` elements apart.
+
+    `among`: its first row, and how many there are of those that meet these panels one strip after another.
+    """
 
     a: Operand
     b: Operand
@@ -149,6 +152,7 @@ class Mma:
     clear: bool
     tile: RegisterTile
     span: Span | None = field(default=None, compare=False, repr=False)
+    among: tuple[Expr, Expr] | None = None
 
 
 @dataclass(frozen=True, slots=True)

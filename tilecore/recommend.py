@@ -238,6 +238,8 @@ class Contraction:
     making_right: int
     finishing: int
     unpacks: bool  # weights are written to the cache before they are multiplied
+    in_strips: bool  # sums over the whole depth are finished in the first cache (`strips.py`)
+    keeps_left: bool  # tasks go along the columns first
 
 
 def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
@@ -256,7 +258,19 @@ def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
         sum(operation_count(value) + MAKE_OPERATIONS for value in made),
         sum(operation_count(result.value) for result in spec.outputs) + 2 * len(spec.products),
         not spec.byte_block and any(_unpacks(p.b.value) for p in spec.products),
+        spec.acc.dtype is DType.F32 and all(_is_constant(part.b.value) for part in spec.products),
+        keeps_left(spec, machine.profile, machine.target),
     )
+
+
+def keeps_left(spec: ContractionSpec, profile: HardwareProfile, target: Target) -> bool:
+    """Whether tasks go along the columns first: rows of A that are computed are kept, and there are none of B.
+
+    Not with tile registers: their blocks ask for panels that the next rows read again.
+    """
+    computed = not _is_stored(spec.a.value) and not spec.byte_block and spec.acc.dtype is DType.F32
+    constant = all(_is_constant(part.b.value) for part in spec.products)
+    return computed and constant and not engine_for(spec.a.dtype, profile, target).beside
 
 
 def _contraction(of: Contraction, machine: Machine, config: Mapping[str, int]) -> Candidate:
@@ -270,7 +284,7 @@ def _contraction(of: Contraction, machine: Machine, config: Mapping[str, int]) -
     steps, sums, l2 = -(-of.depth // max(k, 1)), 4 * m * n * of.products, machine.profile.l2
     why = f"{operands >> 10} KiB of operands, {steps} depth steps, {len(tasks.cycles) * of.batch} tasks"
     rejected = ""
-    if sums > l2 // 2 and not (of.sizes.engine.beside and steps == 1):
+    if sums > l2 // 2 and not ((of.sizes.engine.beside or of.in_strips) and steps == 1):
         rejected = f"an accumulator of {sums >> 10} KiB leaves no room in an L2 of {l2 >> 10} KiB"
     elif 4 * n * k > l2 // 2 and of.unpacks:
         rejected = f"unpacked weights of {4 * n * k >> 10} KiB do not stay in an L2 of {l2 >> 10} KiB"
@@ -285,12 +299,14 @@ def _cuts(extent: int, block: int) -> list[int]:
 
 def _task(of: Contraction, config: Mapping[str, int], machine: Machine, m: int, n: int) -> float:
     """Cycles of one task of a contraction: `m` × `n` results."""
-    strips = -(-of.rows // config["block_m"])
+    down, across = max(-(-of.rows // config["block_m"]), 1), max(-(-of.columns // config["block_n"]), 1)
     finish = m * n * of.finishing / machine.target.lanes
-    made = m * of.depth * of.making_left + n * of.depth * of.making_right / max(
-        strips, 1
-    )  # B: once while the rows move
-    own = made / machine.target.lanes + TASK_CYCLES
+    left, right = m * of.depth * of.making_left, n * of.depth * of.making_right
+    if of.keeps_left:  # once for all columns by each core that works on the same rows
+        left *= min(1.0, max(1.0, machine.profile.cores / down) / across)
+    else:  # once while the rows move
+        right /= down
+    own = (left + right) / machine.target.lanes + TASK_CYCLES
     if not of.sizes.engine.beside:
         return _vector_products(of, config, machine, m, n) + finish + own
     busy = _tile_products(of, config, machine, m, n)
@@ -324,13 +340,16 @@ def _vector_products(of: Contraction, config: Mapping[str, int], machine: Machin
     tiles, panels = -(-m // engine.rows), -(-n // engine.columns)
     strips = -(-of.rows // config["block_m"])
     right, left = sizes.b * of.depth * n * count, sizes.a * of.depth * m
-    results = 4 * m * n * (count + of.outputs)
+    whole = of.in_strips and config["block_k"] >= of.depth
+    results = 4 * m * n * (of.outputs if whole else count + of.outputs)
     new, kept = machine.rate(sizes.b * of.depth * of.columns * count), machine.rate(right + left + results)
-    panels_first = right / strips * (1 / new + (strips - 1) / kept)
+    panels_first = right / new if of.keeps_left else right / strips * (1 / new + (strips - 1) / kept)
     rows_first = left / machine.rate(sizes.a * of.depth * of.rows + (right if of.columns > config["block_n"] else 0))
+    if of.keeps_left:  # written to the cache when they are computed
+        rows_first = left / machine.rate(left + right)
     wide = -(-n // PANEL) * PANEL
     multiply = traffic = 0.0
-    begun = 8 * m * n * count / machine.rate(4 * m * n * count)  # results, written and then read to be finished
+    begun = 8 * m * n * count / machine.rate(0 if whole else 4 * m * n * count)  # sums, written and read to be finished
     for step in _cuts(of.depth, config["block_k"]):
         deep = -(-step // engine.depth) * engine.depth
         multiply += count * max(m, LEAST_ROWS) * wide * deep / engine.rate
@@ -372,6 +391,11 @@ def _is_stored(value: Expr) -> bool:
     """Whether a product may read an operand where it is: floats as they are, weights of either kind through a cast."""
     if isinstance(value, Load):
         return True
+    return _is_constant(value)
+
+
+def _is_constant(value: Expr) -> bool:
+    """Whether an operand is a weight, through casts: products read panels of it where they are."""
     inner = _without_casts(value)
     return isinstance(inner, Load) and isinstance(inner.source, Tensor) and inner.source.constant
 

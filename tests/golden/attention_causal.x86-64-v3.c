@@ -1,9 +1,10 @@
-/* FusedGolden_a17b3040a0f4: attention for x86-64-v3 */
+/* FusedGolden_4ba365a148e6: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
 void tile_product_x86_64_v3(const float* restrict a, int64_t lda, int64_t step, const float* restrict b, int64_t panel,
-    float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear);
+    float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear,
+    int64_t first, int64_t all);
 static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,
                 void* scratch, int64_t* copied, int64_t begin, int64_t end) {
     (void)symbols;
@@ -143,7 +144,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             const int64_t t75 = t62 + t72;
             const int64_t t76 = t75 + 24;
             const int64_t t77 = min_i64(t74, t76);
-            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t71, 1024, s_s + 0, 32, t14, t77, 64, 1); // attention.py:44
+            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t71, 1024, s_s + 0, 32, t14, t77, 64, 1, 0, t14); // attention.py:44
             for (int64_t block_78 = 0; block_78 < t14; block_78 += 16) {
                 const int64_t t79 = block_78 + 16;
                 const int64_t t80 = min_i64(t79, t14);
@@ -284,7 +285,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                     }
                 }
             }
-            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t71, 512, s_o + 0, 64, t14, 64, t77, 0); // attention.py:62
+            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t71, 512, s_o + 0, 64, t14, 64, t77, 0, 0, t14); // attention.py:62
         }
         const int64_t t190 = t56 + t58;
         for (int64_t row_171 = 0; row_171 < t14; row_171 += 1) {
@@ -361,7 +362,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_a17b3040a0f4_x86_64_v3 = {
-    "FusedGolden_a17b3040a0f4", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_4ba365a148e6_x86_64_v3 = {
+    "FusedGolden_4ba365a148e6", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

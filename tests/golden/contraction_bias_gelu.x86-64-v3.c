@@ -1,9 +1,10 @@
-/* FusedGolden_0078e68768f9: matmul for x86-64-v3 */
+/* FusedGolden_e353e1368b22: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
 void tile_product_x86_64_v3(const float* restrict a, int64_t lda, int64_t step, const float* restrict b, int64_t panel,
-    float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear);
+    float* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear,
+    int64_t first, int64_t all);
 static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs,
                 void* scratch, int64_t* copied, int64_t begin, int64_t end) {
     (void)symbols;
@@ -18,7 +19,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     float* restrict output0 = (float*)outputs[0];
     char* at = (char*)scratch;
     float* restrict s_c = (float*)at;
-    at += (4608);
+    at += (3008);
     const int64_t t1 = n0 + 23;
     const int64_t t2 = floordiv_i64(t1, 24);
     for (int64_t task = begin; task < end; task++) {
@@ -38,28 +39,48 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 __builtin_prefetch(output0 + t16, 1);
             }
         }
-        const int64_t t17 = 0 * 64;
-        const int64_t t18 = m_3 * 1536;
-        const int64_t t19 = t17 + t18;
-        const int64_t t20 = 0 * 1024;
-        const int64_t t21 = n_4 * 3072;
-        const int64_t t22 = t20 + t21;
-        tile_product_x86_64_v3(input0 + t19, 64, 1, input1 + t22, 1024, s_c + 0, 48, t8, 48, 64, 1); // matmul.py:40
-        const int64_t t34 = t11 + t13;
-        for (int64_t row_23 = 0; row_23 < t8; row_23 += 1) {
-            int64_t j24 = 0;
-            const int64_t t25 = row_23 * 48;
-            const int64_t t35 = t34 + t25;
-            for (; j24 + 8 <= 48; j24 += 8) {
-                const f32v v26 = load_f32(s_c + t25 + j24);
-                const f32v v27 = load_f32(input2 + t13 + j24);
-                const f32v v28 = v26 + v27;
-                const f32v v29 = v28 * splat_f32(0x1.0000000000000p-1f);
-                const f32v v30 = v28 * splat_f32(0x1.6a09e60000000p-1f);
-                const f32v v31 = erf_f32(v30);
-                const f32v v32 = splat_f32(0x1.0000000000000p+0f) + v31;
-                const f32v v33 = v29 * v32;
-                store_f32(output0 + t35 + j24, v33); // matmul.py:47
+        const int64_t t25 = 0 * 64;
+        const int64_t t26 = m_3 * 1536;
+        const int64_t t27 = t25 + t26;
+        const int64_t t30 = 0 * 1024;
+        const int64_t t31 = n_4 * 3072;
+        const int64_t t32 = t30 + t31;
+        const int64_t t48 = t11 + t13;
+        for (int64_t panels_17 = 0; panels_17 < 3; panels_17 += 1) {
+            const int64_t t33 = panels_17 * 1024;
+            const int64_t t34 = t32 + t33;
+            const int64_t t39 = panels_17 * 16;
+            const int64_t t40 = t13 + t39;
+            const int64_t t49 = t48 + t39;
+            for (int64_t strip_18 = 0; strip_18 < 1; strip_18 += 1) {
+                const int64_t t19 = strip_18 + 1;
+                const int32_t t20 = t19 < 1;
+                const int64_t t21 = strip_18 * -24;
+                const int64_t t22 = t8 + t21;
+                const int64_t t23 = t20 ? 24 : t22;
+                const int64_t t24 = strip_18 * 24;
+                const int64_t t28 = strip_18 * 1536;
+                const int64_t t29 = t27 + t28;
+                tile_product_x86_64_v3(input0 + t29, 64, 1, input1 + t34, 1024, s_c + 0, 16, t23, 16, 64, 1, t24, t8); // matmul.py:43
+                const int64_t t52 = strip_18 * 1152;
+                for (int64_t row_of_block_35 = 0; row_of_block_35 < t23; row_of_block_35 += 1) {
+                    int64_t j36 = 0;
+                    const int64_t t37 = row_of_block_35 * 16;
+                    const int64_t t50 = row_of_block_35 * 48;
+                    const int64_t t51 = t49 + t50;
+                    const int64_t t53 = t51 + t52;
+                    for (; j36 + 8 <= 16; j36 += 8) {
+                        const f32v v38 = load_f32(s_c + t37 + j36);
+                        const f32v v41 = load_f32(input2 + t40 + j36);
+                        const f32v v42 = v38 + v41;
+                        const f32v v43 = v42 * splat_f32(0x1.0000000000000p-1f);
+                        const f32v v44 = v42 * splat_f32(0x1.6a09e60000000p-1f);
+                        const f32v v45 = erf_f32(v44);
+                        const f32v v46 = splat_f32(0x1.0000000000000p+0f) + v45;
+                        const f32v v47 = v43 * v46;
+                        store_f32(output0 + t53 + j36, v47); // matmul.py:50
+                    }
+                }
             }
         }
     }
@@ -92,7 +113,7 @@ static int64_t group(const int64_t* symbols) {
 static size_t scratch_size(const int64_t* symbols) {
     (void)symbols;
     const int64_t n0 = symbols[0]; (void)n0;
-    return (size_t)(INT64_C(4608));
+    return (size_t)(INT64_C(3008));
 }
 static int64_t work(const int64_t* symbols) {
     (void)symbols;
@@ -110,7 +131,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_0078e68768f9_x86_64_v3 = {
-    "FusedGolden_0078e68768f9", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_e353e1368b22_x86_64_v3 = {
+    "FusedGolden_e353e1368b22", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

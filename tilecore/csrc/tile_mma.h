@@ -59,13 +59,15 @@ TILE_INLINE float* tile_below(float* row, int64_t ldc) {
     }
 
 /* How `full`-row tiles of `count` panels from p share out the panels after theirs; in the last of these it is the panels'
- * next rows, where the products are a step of a deeper sum. All of a panel is TILE_UNITS runs of lines. */
+ * next rows, where the products are a step of a deeper sum. All of a panel is TILE_UNITS runs of lines. These rows are
+ * from `first` on of `all` that meet the panels, strip by strip. */
 #define TILE_UNITS (TILE_TURN * TILE_PANEL * (int64_t)sizeof(*b) / TILE_LINE)
 #define TILE_SHARE(full, count)                                                                                        \
-    const int64_t tiles = (rows + (full) - 1) / (full), size = depth * TILE_PANEL;                                     \
+    const int64_t tiles = (all + (full) - 1) / (full), size = depth * TILE_PANEL;                                      \
     const int64_t each = tiles < TILE_SHARERS ? 0 : (TILE_UNITS + tiles - 1) / tiles;                                  \
     const int64_t share = each * (depth / TILE_TURN) * (TILE_LINE / (int64_t)sizeof(*b));                              \
-    int64_t next = p + 2 * (count) > panels && panel > size ? size : (p + (count)) * panel, left = each ? TILE_UNITS : 0
+    int64_t next = p + 2 * (count) > panels && panel > size ? size : (p + (count)) * panel, left = each ? TILE_UNITS : 0; \
+    next += first / (full) * share, left -= first / (full) * each
 /* A tile of floats, alone or with its share. */
 #define TILE_CALL_ALONE(shape, row)                                                                                    \
     shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear, b, 0)

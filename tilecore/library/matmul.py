@@ -18,14 +18,17 @@ def matmul(
     block_k: Any = T.auto,
     split: int = 1,
     byte_block: int = 0,
+    columns_first: bool = False,
 ) -> None:
     """C = epilogue(A · B, …) for A[g, m, k], each B[g, k, n] and outputs over (g, m, n); `split` tasks share a sum.
 
-    `byte_block`: A may be rounded to bytes, in blocks of so many steps of k.
+    `byte_block`: A may be rounded to bytes, in blocks of so many steps of k. `columns_first`: a task's neighbours have
+    the same rows, so that a tile of A that is computed is kept from one to the next, instead of one of B.
     """
     batch, rows, depth = A.shape
-    columns = B[0].shape[2]
-    with T.Kernel(T.ceildiv(rows, block_m), T.ceildiv(columns, block_n), batch, split=split) as (m, n, g, s):
+    down, across = T.ceildiv(rows, block_m), T.ceildiv(B[0].shape[2], block_n)
+
+    def task(m: Any, n: Any, g: Any, s: Any) -> None:
         a = T.alloc_shared((block_m, block_k), A.dtype)
         products: list[tuple[Handle, Handle, Handle]] = []
         for right in B:
@@ -45,3 +48,10 @@ def matmul(
                 for i, j in T.Parallel(block_m, block_n):
                     row, column = m * block_m + i, n * block_n + j
                     C[g, row, column] = result(tuple(c[i, j] for _, _, c in products), g, row, column)
+
+    if columns_first:
+        with T.Kernel(across, down, batch, split=split) as (n, m, g, s):
+            task(m, n, g, s)
+    else:
+        with T.Kernel(down, across, batch, split=split) as (m, n, g, s):
+            task(m, n, g, s)

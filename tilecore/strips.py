@@ -1,0 +1,116 @@
+"""Results of products finished strip by strip, while they are in the first cache.
+
+Comes in: a loop program. Goes out: the same, where products of floats over their whole depth that only one pointwise
+loop reads have become a loop over panels and strips of rows: a few register tiles are summed, then finished. Sums of
+a whole block would leave the first cache before they are finished, and stores of a whole block's results, which miss
+it, come faster than they drain; those of a strip drain while the next one is multiplied.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilecore.blocks import finished_products
+from tilecore.contract.dtype import DType
+from tilecore.contract.expr import Expr, Load, Var, binary, const, rewrite, select, substitute
+from tilecore.contract.panel import PANEL
+from tilecore.loops import (
+    Blocks,
+    Branch,
+    Let,
+    Loop,
+    LoopProgram,
+    LoopStmt,
+    Memory,
+    Mma,
+    Once,
+    Operand,
+    Put,
+    Repeat,
+    VectorLoop,
+)
+from tilecore.target import Target
+
+STRIP_TILES = 4  # register tiles of a strip: starting it costs little, and its results and sums stay in the first cache
+
+
+def finish_in_strips(program: LoopProgram, target: Target) -> LoopProgram:
+    """`program` with its products finished in strips; itself for targets with tile registers, which have blocks."""
+    if target.amx:
+        return program
+    made: dict[Memory, Memory] = {}
+    body = tuple(_body(program.body, program, target, made))
+    return replace(program, body=body, memories=tuple(made.get(memory, memory) for memory in program.memories))
+
+
+def _body(
+    body: tuple[LoopStmt, ...], program: LoopProgram, target: Target, made: dict[Memory, Memory]
+) -> Iterator[LoopStmt]:
+    position = 0
+    while position < len(body):
+        found = finished_products(body[position:], program, _suits)
+        if found is not None:
+            yield _strips(found, target, made)
+            position += len(found.products) + 1
+            continue
+        stmt = body[position]
+        match stmt:
+            case Loop() | Repeat() | Once():
+                yield replace(stmt, body=tuple(_body(stmt.body, program, target, made)))
+            case Branch():
+                sides = (tuple(_body(side, program, target, made)) for side in (stmt.then, stmt.otherwise))
+                yield Branch(stmt.condition, *sides)
+            case _:
+                yield stmt
+        position += 1
+
+
+def _suits(mma: Mma) -> bool:
+    """Sums of floats that begin here: those of integers take more of their operands than strips have."""
+    return mma.clear and mma.c.memory.dtype is DType.F32 and mma.c.memory.kind == "scratch"
+
+
+def _strips(blocks: Blocks, target: Target, made: dict[Memory, Memory]) -> Loop:
+    """The loop over panels and strips; `made` gets the memories of sums, which are as large as the last strip now."""
+    first = blocks.products[0]
+    height, width = STRIP_TILES * first.tile.rows, first.tile.columns(target.lanes)
+    panels, strip = Var("panels"), Var("strip")
+    count = binary("max", binary("floordiv", first.rows, const(height)), const(1))  # the last one takes what is left
+    row, column = strip * height, panels * width
+    rows, tall = Var("rows_of_strip"), select(binary("lt", strip + 1, count), const(height), first.rows - row)
+    columns = binary("min", const(width), first.columns - column)
+    if binary("mod", first.columns, const(width)) == const(0):
+        columns = const(width)
+    sums = dict(zip(blocks.results, (mma.c.memory for mma in blocks.products), strict=True))
+    small = {result: replace(memory, size=const((2 * height - 1) * width)) for result, memory in sums.items()}
+    made |= {sums[result]: memory for result, memory in small.items()}
+    where: dict[Expr, Expr] = {blocks.origin[0]: row, blocks.origin[1]: column}
+
+    def moved(value: Expr) -> Expr:
+        def in_strip(part: Expr) -> Expr | None:
+            if isinstance(part, Load) and isinstance(part.source, Memory) and part.source in small:
+                return Load(small[part.source], (blocks.row * width + blocks.column,))
+            return None
+
+        return substitute(rewrite(value, in_strip), where)
+
+    def part_of(part: Let | Put) -> Let | Put:
+        if isinstance(part, Let):
+            return replace(part, value=moved(part.value))
+        return replace(part, value=moved(part.value), offset=moved(part.offset))
+
+    products = tuple(
+        replace(
+            mma,
+            a=replace(mma.a, offset=mma.a.offset + row * mma.a.row),
+            b=replace(mma.b, offset=mma.b.offset + panels * (width // PANEL) * mma.b.row),
+            c=Operand(made[mma.c.memory], const(0), const(width), const(1)),
+            rows=rows,
+            columns=columns,
+            among=(row, mma.rows),
+        )
+        for mma in blocks.products
+    )
+    finish = VectorLoop(blocks.column, columns, tuple(part_of(part) for part in blocks.body))
+    each = Loop(blocks.row, const(0), rows, (finish,), 1, blocks.span)
+    body = (Let(rows, tall), *products, each)
+    return Loop(panels, const(0), -(-first.columns // width), (Loop(strip, const(0), count, body),))
