@@ -254,6 +254,9 @@ class Expressions:
                 return self.lookup(expr) if expr in lanes.bound else f"splat_i64({self.lookup(expr)}) + iota_i64()"
             case Load():
                 return self._vector_load(expr, lanes, None)
+            case Op(name="select") if (chosen := _smaller_or_larger(expr)) is not None:
+                verb, args = chosen
+                return f"{verb}_raw({', '.join(self.vector(arg, lanes) for arg in args)})"
             case Op(name="select", args=(condition, Load() as load, no)) if lanes.varies(load):
                 mask = self.vector(condition, lanes)
                 masked = self._vector_load(load, lanes, mask)
@@ -372,6 +375,18 @@ def by_reciprocal(dividend: Expr, divisor: Expr) -> tuple[Expr, Expr]:
     large = select(binary("gt", size, const(1 / LEAST, DType.F32)), const(1 / SCALE, DType.F32), 1.0)
     scale = select(binary("lt", size, const(LEAST, DType.F32)), const(SCALE, DType.F32), large)
     return dividend * scale, binary("div", const(1.0, DType.F32), divisor * scale)
+
+
+def _smaller_or_larger(op: Op) -> tuple[str, tuple[Expr, Expr]] | None:
+    """A choice between the two sides of its own comparison, as an instruction makes it, and the operands in the order
+    in which that lets the same one of them through where the comparison fails, as it does for a NaN."""
+    test, yes, no = op.args
+    if not isinstance(test, Op) or test.name not in ("lt", "gt") or op.dtype is not DType.F32:
+        return None
+    if {yes, no} != set(test.args) or yes == no:
+        return None
+    smaller = (test.name == "lt") == (yes == test.args[0])
+    return "min" if smaller else "max", (yes, no)
 
 
 def _power_of_two(op: Op, value: str) -> str | None:
