@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, loads, substitute
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads, substitute
 from tilecore.loops import (
     Blocks,
     Branch,
@@ -53,12 +53,12 @@ def _without(known: dict[Expr, Expr], written: set[Memory]) -> dict[Expr, Expr]:
 
 
 def substituted(part: Part, values: dict[Expr, Expr]) -> Part:
-    """`part` with every expression in it rewritten."""
+    """`part` with every expression in it rewritten, and without a guard that always holds."""
     if not isinstance(part, Put):
         return replace(part, value=substitute(part.value, values))
     guard, odd = (None if one is None else substitute(one, values) for one in (part.guard, part.odd))
     offset, value = substitute(part.offset, values), substitute(part.value, values)
-    return replace(part, offset=offset, value=value, guard=guard, odd=odd)
+    return replace(part, offset=offset, value=value, guard=None if guard == const(True) else guard, odd=odd)
 
 
 def drop_unread(program: LoopProgram) -> LoopProgram:

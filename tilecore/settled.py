@@ -13,6 +13,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Op, Var, binary, const, loads, substitute, variables, walk
 from tilecore.graph import split_affine
 from tilecore.loops import Fold, Let, Put, VectorLoop
+from tilecore.scratch import substituted
 
 COMPARISONS = ("lt", "le", "gt", "ge")
 
@@ -39,7 +40,7 @@ def settled(loop: VectorLoop) -> Settled | None:
         known[test] = const(holds)
     if not known:
         return None
-    return Settled(replace(loop, stop=stop, body=tuple(_kept(_substituted(part, known) for part in loop.body))), first)
+    return Settled(replace(loop, stop=stop, body=tuple(_kept(substituted(part, known) for part in loop.body))), first)
 
 
 def _comparisons(loop: VectorLoop) -> list[Op]:
@@ -77,14 +78,6 @@ def _size(loop: VectorLoop, known: dict[Expr, Expr]) -> int:
 
 def _values(part: Let | Put | Fold) -> tuple[Expr, ...]:
     return (part.value, part.guard) if isinstance(part, Put) and part.guard is not None else (part.value,)
-
-
-def _substituted(part: Let | Put | Fold, known: dict[Expr, Expr]) -> Let | Put | Fold:
-    value = substitute(part.value, known)
-    if not isinstance(part, Put) or part.guard is None:
-        return replace(part, value=value)
-    guard = substitute(part.guard, known)
-    return replace(part, value=value, guard=None if guard == const(True) else guard)
 
 
 def _kept(body: Iterator[Let | Put | Fold]) -> Iterator[Let | Put | Fold]:
