@@ -1,6 +1,6 @@
 """The grid of single kernels against their peers.
 
-    python -m benchmarks.kernels [--quick] [--threads N] [--json FILE] [--plot FILE]
+    python -m benchmarks.kernels [--quick] [--threads N] [--json FILE] [--page FILE] [--plot FILE]
 
 Each case is a whole model that fuses to one kernel. Ours, ONNX Runtime (its defaults, and its own fused operator where
 it has one for the case) and OpenVINO where it is installed take turns in one process, fp32, random data. With
@@ -32,6 +32,7 @@ import onnx
 import onnxruntime as ort
 from chart import plot
 from onnx import TensorProto, helper
+from tables import summary, table
 from whole_models import Row
 
 from models import regions
@@ -261,6 +262,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one case of each kind, measured briefly")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--plot", type=Path, help="where to draw the ratios, as SVG or PNG")
+    parser.add_argument("--page", type=Path, help="write the rows to this file as Markdown")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--threads", type=int, default=2, choices=(1, 2))
     parser.add_argument("--precision", default="f32", choices=("f32", "bf16"))
@@ -287,6 +289,9 @@ def main() -> None:
                 print(describe(found[-1], point, found), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    if arguments.page:
+        every = [asdict(one) for one in found]
+        arguments.page.write_text("\n".join((*summary(every), "", *table(every))) + "\n")
     if arguments.plot:
         plot([asdict(one) for one in found], arguments.plot)
 
