@@ -1,7 +1,7 @@
 """Rows of results as Markdown.
 
-In: rows in the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`. Out: lines of a table;
-peers are multiples of our time.
+In: rows in the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`. Out: the lines of a
+table; peers are multiples of our time.
 """
 
 from collections.abc import Mapping, Sequence
