@@ -1,4 +1,4 @@
-/* FusedGolden_4ba365a148e6: attention for x86-64-v3 */
+/* FusedGolden_f55154910fdb: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -44,8 +44,8 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     at += (t6);
     const int64_t t7 = n1 + 23;
     const int64_t t8 = floordiv_i64(t7, 24);
-    const int32_t t174 = n1 == 0;
-    const i32v v175 = splat_bool(t174);
+    const int32_t t170 = n1 == 0;
+    const i32v v171 = splat_bool(t170);
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_9 = task % t8;
         const int64_t h_10 = task / t8 % 2;
@@ -71,7 +71,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             const int64_t t27 = q_0_15 * 64;
             for (; j16 + 8 <= 64; j16 += 8) {
                 const f32v v25 = load_f32(input0 + t24 + j16);
-                const f32v v26 = v25 * splat_f32(0x1.0000000000000p-3f);
+                const f32v v26 = v25 * splat_f32(0x1.7154760000000p-3f);
                 store_f32(s_q + t27 + j16, v26); // attention.py:36
             }
         }
@@ -94,221 +94,217 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const int32_t t38 = -INFINITY == -INFINITY;
                 const float t39 = t38 ? 0x0.0p+0f : -INFINITY;
                 const float t40 = -INFINITY - t39;
-                const float t41 = t40 * 0x1.7154760000000p+0f;
-                const float t42 = exp2_f32_s(t41);
-                const f32v v43 = splat_f32(t42);
-                store_f32(s_total + block_28 + j36, v43); // attention.py:40
+                const float t41 = exp2_f32_s(t40);
+                const f32v v42 = splat_f32(t41);
+                store_f32(s_total + block_28 + j36, v42); // attention.py:40
             }
         }
-        const int64_t t44 = t13 + -24;
-        const int64_t t45 = min_i64(24, t44);
-        for (int64_t q_0_46 = 0; q_0_46 < t45; q_0_46 += 1) {
-            const int64_t t50 = q_0_46 * 384;
-            for (int64_t line_47 = 0; line_47 < 64; line_47 += 16) {
-                const int64_t t48 = t20 + line_47;
-                const int64_t t49 = t48 + t21;
-                const int64_t t51 = t49 + t50;
-                const int64_t t52 = t51 + 9216;
-                __builtin_prefetch(input0 + t52, 0);
+        const int64_t t43 = t13 + -24;
+        const int64_t t44 = min_i64(24, t43);
+        for (int64_t q_0_45 = 0; q_0_45 < t44; q_0_45 += 1) {
+            const int64_t t49 = q_0_45 * 384;
+            for (int64_t line_46 = 0; line_46 < 64; line_46 += 16) {
+                const int64_t t47 = t20 + line_46;
+                const int64_t t48 = t47 + t21;
+                const int64_t t50 = t48 + t49;
+                const int64_t t51 = t50 + 9216;
+                __builtin_prefetch(input0 + t51, 0);
             }
         }
-        const int64_t t55 = t17 * 128;
-        const int64_t t56 = t55 + t19;
-        const int64_t t58 = m_9 * 3072;
-        for (int64_t row_53 = 0; row_53 < t14; row_53 += 1) {
-            const int64_t t60 = row_53 * 128;
-            for (int64_t line_54 = 0; line_54 < 64; line_54 += 16) {
-                const int64_t t57 = t56 + line_54;
-                const int64_t t59 = t57 + t58;
-                const int64_t t61 = t59 + t60;
-                __builtin_prefetch(output0 + t61, 1);
+        const int64_t t54 = t17 * 128;
+        const int64_t t55 = t54 + t19;
+        const int64_t t57 = m_9 * 3072;
+        for (int64_t row_52 = 0; row_52 < t14; row_52 += 1) {
+            const int64_t t59 = row_52 * 128;
+            for (int64_t line_53 = 0; line_53 < 64; line_53 += 16) {
+                const int64_t t56 = t55 + line_53;
+                const int64_t t58 = t56 + t57;
+                const int64_t t60 = t58 + t59;
+                __builtin_prefetch(output0 + t60, 1);
             }
         }
-        const int64_t t62 = m_9 * 24;
-        const int64_t t63 = t62 + 24;
-        const int64_t t64 = min_i64(n1, t63);
-        const int64_t t65 = t64 + 31;
-        const int64_t t66 = (t65 >> 5);
-        for (int64_t n_67 = 0; n_67 < t66; n_67 += 1) {
-            const int64_t t68 = n_67 * 12288;
-            const int64_t t69 = t20 + t68;
-            const int64_t t70 = t69 + 128;
-            const int64_t t71 = n_67 * 2048;
-            const int64_t t72 = n_67 * -32;
-            const int64_t t73 = n1 + t72;
-            const int64_t t74 = min_i64(32, t73);
-            if (!once_k[n_67]) {
-                once_k[n_67] = 1;
-                pack_transposed_f32(input0 + t70, 384, s_k + t71, 1024, t74, 64); // attention.py:43
+        const int64_t t61 = m_9 * 24;
+        const int64_t t62 = t61 + 24;
+        const int64_t t63 = min_i64(n1, t62);
+        const int64_t t64 = t63 + 31;
+        const int64_t t65 = (t64 >> 5);
+        for (int64_t n_66 = 0; n_66 < t65; n_66 += 1) {
+            const int64_t t67 = n_66 * 12288;
+            const int64_t t68 = t20 + t67;
+            const int64_t t69 = t68 + 128;
+            const int64_t t70 = n_66 * 2048;
+            const int64_t t71 = n_66 * -32;
+            const int64_t t72 = n1 + t71;
+            const int64_t t73 = min_i64(32, t72);
+            if (!once_k[n_66]) {
+                once_k[n_66] = 1;
+                pack_transposed_f32(input0 + t69, 384, s_k + t70, 1024, t73, 64); // attention.py:43
             }
-            const int64_t t75 = t62 + t72;
-            const int64_t t76 = t75 + 24;
-            const int64_t t77 = min_i64(t74, t76);
-            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t71, 1024, s_s + 0, 32, t14, t77, 64, 1, 0, t14); // attention.py:44
-            for (int64_t block_78 = 0; block_78 < t14; block_78 += 16) {
-                const int64_t t79 = block_78 + 16;
-                const int64_t t80 = min_i64(t79, t14);
-                for (int64_t row_81 = block_78; row_81 < t80; row_81 += 1) {
+            const int64_t t74 = t61 + t71;
+            const int64_t t75 = t74 + 24;
+            const int64_t t76 = min_i64(t73, t75);
+            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t70, 1024, s_s + 0, 32, t14, t76, 64, 1, 0, t14); // attention.py:44
+            for (int64_t block_77 = 0; block_77 < t14; block_77 += 16) {
+                const int64_t t78 = block_77 + 16;
+                const int64_t t79 = min_i64(t78, t14);
+                for (int64_t row_80 = block_77; row_80 < t79; row_80 += 1) {
+                    f32v acc81 = splat_f32(-INFINITY);
                     f32v acc82 = splat_f32(-INFINITY);
                     f32v acc83 = splat_f32(-INFINITY);
                     f32v acc84 = splat_f32(-INFINITY);
-                    f32v acc85 = splat_f32(-INFINITY);
-                    int64_t j86 = 0;
-                    const int64_t t87 = t75 + row_81;
-                    const int64_t t88 = t87 + 1;
-                    const int64_t t89 = min_i64(t77, t88);
-                    const int64_t t93 = row_81 * 32;
-                    for (; j86 + 32 <= t89; j86 += 32) {
-                        const f32v v94 = load_f32(s_s + t93 + j86);
-                        const f32v v95 = v94;
-                        acc82 = fmax_f32(acc82, v95); // attention.py:51
-                        const int64_t j90 = j86 + 8;
-                        const f32v v96 = load_f32(s_s + t93 + j90);
-                        const f32v v97 = v96;
-                        acc83 = fmax_f32(acc83, v97); // attention.py:51
-                        const int64_t j91 = j86 + 16;
-                        const f32v v98 = load_f32(s_s + t93 + j91);
-                        const f32v v99 = v98;
-                        acc84 = fmax_f32(acc84, v99); // attention.py:51
-                        const int64_t j92 = j86 + 24;
-                        const f32v v100 = load_f32(s_s + t93 + j92);
-                        const f32v v101 = v100;
-                        acc85 = fmax_f32(acc85, v101); // attention.py:51
+                    int64_t j85 = 0;
+                    const int64_t t86 = t74 + row_80;
+                    const int64_t t87 = t86 + 1;
+                    const int64_t t88 = min_i64(t76, t87);
+                    const int64_t t92 = row_80 * 32;
+                    for (; j85 + 32 <= t88; j85 += 32) {
+                        const f32v v93 = load_f32(s_s + t92 + j85);
+                        const f32v v94 = v93;
+                        acc81 = fmax_f32(acc81, v94); // online_softmax.py:18
+                        const int64_t j89 = j85 + 8;
+                        const f32v v95 = load_f32(s_s + t92 + j89);
+                        const f32v v96 = v95;
+                        acc82 = fmax_f32(acc82, v96); // online_softmax.py:18
+                        const int64_t j90 = j85 + 16;
+                        const f32v v97 = load_f32(s_s + t92 + j90);
+                        const f32v v98 = v97;
+                        acc83 = fmax_f32(acc83, v98); // online_softmax.py:18
+                        const int64_t j91 = j85 + 24;
+                        const f32v v99 = load_f32(s_s + t92 + j91);
+                        const f32v v100 = v99;
+                        acc84 = fmax_f32(acc84, v100); // online_softmax.py:18
                     }
-                    for (; j86 + 8 <= t89; j86 += 8) {
-                        const f32v v102 = load_f32(s_s + t93 + j86);
-                        const f32v v103 = v102;
-                        acc82 = fmax_f32(acc82, v103); // attention.py:51
+                    for (; j85 + 8 <= t88; j85 += 8) {
+                        const f32v v101 = load_f32(s_s + t92 + j85);
+                        const f32v v102 = v101;
+                        acc81 = fmax_f32(acc81, v102); // online_softmax.py:18
                     }
-                    for (; j86 + 8 <= t77; j86 += 8) {
-                        const i32v v104 = lanes_below(t88 - j86);
-                        const f32v v105 = select_f32(v104, load_masked_f32(s_s + t93 + j86, v104), splat_f32(-INFINITY));
-                        const f32v v106 = v105;
-                        store_f32(s_s + t93 + j86, v106); // attention.py:49
-                        acc82 = fmax_f32(acc82, v106); // attention.py:51
+                    for (; j85 + 8 <= t76; j85 += 8) {
+                        const i32v v103 = lanes_below(t87 - j85);
+                        const f32v v104 = select_f32(v103, load_masked_f32(s_s + t92 + j85, v103), splat_f32(-INFINITY));
+                        const f32v v105 = v104;
+                        store_f32(s_s + t92 + j85, v105); // attention.py:49
+                        acc81 = fmax_f32(acc81, v105); // online_softmax.py:18
                     }
-                    if (j86 < t77) {
-                        const i32v m107 = lanes_below(t77 - j86);
-                        const i32v v108 = lanes_below(t88 - j86);
-                        const f32v v109 = select_f32(v108, load_masked_f32(s_s + t93 + j86, v108), splat_f32(-INFINITY));
-                        const f32v v110 = v109;
-                        store_masked_f32(s_s + t93 + j86, m107, v110); // attention.py:49
-                        acc82 = fmax_f32(acc82, select_f32(m107, v110, splat_f32(-INFINITY))); // attention.py:51
+                    if (j85 < t76) {
+                        const i32v m106 = lanes_below(t76 - j85);
+                        const i32v v107 = lanes_below(t87 - j85);
+                        const f32v v108 = select_f32(v107, load_masked_f32(s_s + t92 + j85, v107), splat_f32(-INFINITY));
+                        const f32v v109 = v108;
+                        store_masked_f32(s_s + t92 + j85, m106, v109); // attention.py:49
+                        acc81 = fmax_f32(acc81, select_f32(m106, v109, splat_f32(-INFINITY))); // online_softmax.py:18
                     }
-                    const float fmax_111 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc82, acc83), acc84), acc85)); // attention.py:51
-                    const float t112 = s_top[row_81];
-                    s_rescale[row_81] = t112; // online_softmax.py:17
-                    const float t113 = max_f32_s(t112, fmax_111);
-                    s_top[row_81] = t113; // attention.py:51
+                    const float fmax_110 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc81, acc82), acc83), acc84)); // online_softmax.py:18
+                    const float t111 = s_top[row_80];
+                    s_rescale[row_80] = t111; // online_softmax.py:17
+                    const float t112 = max_f32_s(t111, fmax_110);
+                    s_top[row_80] = t112; // online_softmax.py:18
                 }
-                const int64_t t114 = block_78 * -1;
-                const int64_t t115 = t80 + t114;
-                int64_t j116 = 0;
-                for (; j116 < t115; j116 += 8) {
-                    const f32v v117 = load_f32(s_rescale + block_78 + j116);
-                    const f32v v118 = load_f32(s_top + block_78 + j116);
-                    const i32v v119 = (v118 == splat_f32(-INFINITY));
-                    const f32v v120 = select_f32(v119, splat_f32(0x0.0p+0f), v118);
-                    const f32v v121 = v117 - v120;
-                    const f32v v122 = v121 * splat_f32(0x1.7154760000000p+0f);
-                    const f32v v123 = exp2_f32(v122);
-                    const f32v v124 = v123;
-                    store_f32(s_rescale + block_78 + j116, v124); // online_softmax.py:20
-                    const f32v v125 = load_f32(s_total + block_78 + j116);
-                    const f32v v126 = v125 * v124;
-                    store_f32(s_total + block_78 + j116, v126); // online_softmax.py:21
+                const int64_t t113 = block_77 * -1;
+                const int64_t t114 = t79 + t113;
+                int64_t j115 = 0;
+                for (; j115 < t114; j115 += 8) {
+                    const f32v v116 = load_f32(s_rescale + block_77 + j115);
+                    const f32v v117 = load_f32(s_top + block_77 + j115);
+                    const i32v v118 = (v117 == splat_f32(-INFINITY));
+                    const f32v v119 = select_f32(v118, splat_f32(0x0.0p+0f), v117);
+                    const f32v v120 = v116 - v119;
+                    const f32v v121 = exp2_f32(v120);
+                    const f32v v122 = v121;
+                    store_f32(s_rescale + block_77 + j115, v122); // online_softmax.py:20
+                    const f32v v123 = load_f32(s_total + block_77 + j115);
+                    const f32v v124 = v123 * v122;
+                    store_f32(s_total + block_77 + j115, v124); // online_softmax.py:21
                 }
-                for (int64_t row_127 = block_78; row_127 < t80; row_127 += 1) {
-                    const float t128 = s_top[row_127];
-                    f32v acc129 = splat_f32(0.0f);
-                    int64_t j130 = 0;
-                    const int64_t t131 = row_127 * 32;
-                    const int32_t t133 = t128 == -INFINITY;
-                    const float t134 = t133 ? 0x0.0p+0f : t128;
-                    const f32v v135 = splat_f32(t134);
-                    for (; j130 + 8 <= t77; j130 += 8) {
-                        const f32v v132 = load_f32(s_s + t131 + j130);
-                        const f32v v136 = v132 - v135;
-                        const f32v v137 = v136 * splat_f32(0x1.7154760000000p+0f);
-                        const f32v v138 = exp2_f32(v137);
-                        const f32v v139 = v138;
-                        store_f32(s_s + t131 + j130, v139); // attention.py:53
-                        acc129 = acc129 + v139; // attention.py:54
+                for (int64_t row_125 = block_77; row_125 < t79; row_125 += 1) {
+                    const float t126 = s_top[row_125];
+                    f32v acc127 = splat_f32(0.0f);
+                    int64_t j128 = 0;
+                    const int64_t t129 = row_125 * 32;
+                    const int32_t t131 = t126 == -INFINITY;
+                    const float t132 = t131 ? 0x0.0p+0f : t126;
+                    const f32v v133 = splat_f32(t132);
+                    for (; j128 + 8 <= t76; j128 += 8) {
+                        const f32v v130 = load_f32(s_s + t129 + j128);
+                        const f32v v134 = v130 - v133;
+                        const f32v v135 = exp2_f32(v134);
+                        const f32v v136 = v135;
+                        store_f32(s_s + t129 + j128, v136); // attention.py:54
+                        acc127 = acc127 + v136; // attention.py:55
                     }
-                    if (j130 < t77) {
-                        const i32v m140 = lanes_below(t77 - j130);
-                        const f32v v141 = load_f32(s_s + t131 + j130);
-                        const f32v v142 = v141 - v135;
-                        const f32v v143 = v142 * splat_f32(0x1.7154760000000p+0f);
-                        const f32v v144 = exp2_f32(v143);
-                        const f32v v145 = v144;
-                        store_masked_f32(s_s + t131 + j130, m140, v145); // attention.py:53
-                        acc129 = acc129 + select_f32(m140, v145, splat_f32(0.0f)); // attention.py:54
+                    if (j128 < t76) {
+                        const i32v m137 = lanes_below(t76 - j128);
+                        const f32v v138 = load_f32(s_s + t129 + j128);
+                        const f32v v139 = v138 - v133;
+                        const f32v v140 = exp2_f32(v139);
+                        const f32v v141 = v140;
+                        store_masked_f32(s_s + t129 + j128, m137, v141); // attention.py:54
+                        acc127 = acc127 + select_f32(m137, v141, splat_f32(0.0f)); // attention.py:55
                     }
-                    const float sum_146 = sum_lanes(acc129); // attention.py:54
-                    const float t147 = s_total[row_127];
-                    const float t148 = t147 + sum_146;
-                    s_total[row_127] = t148; // attention.py:54
-                    const float t149 = s_rescale[row_127];
-                    int64_t j150 = 0;
-                    const int64_t t151 = row_127 * 64;
-                    const f32v v153 = splat_f32(t149);
-                    for (; j150 < 64; j150 += 8) {
-                        const f32v v152 = load_f32(s_o + t151 + j150);
-                        const f32v v154 = v152 * v153;
-                        store_f32(s_o + t151 + j150, v154); // attention.py:60
+                    const float sum_142 = sum_lanes(acc127); // attention.py:55
+                    const float t143 = s_total[row_125];
+                    const float t144 = t143 + sum_142;
+                    s_total[row_125] = t144; // attention.py:55
+                    const float t145 = s_rescale[row_125];
+                    int64_t j146 = 0;
+                    const int64_t t147 = row_125 * 64;
+                    const f32v v149 = splat_f32(t145);
+                    for (; j146 < 64; j146 += 8) {
+                        const f32v v148 = load_f32(s_o + t147 + j146);
+                        const f32v v150 = v148 * v149;
+                        store_f32(s_o + t147 + j146, v150); // attention.py:61
                     }
                 }
             }
-            if (!once_v[n_67]) {
-                once_v[n_67] = 1;
-                for (int64_t depth_155 = 0; depth_155 < t74; depth_155 += 1) {
-                    const int64_t t157 = depth_155 * 384;
-                    const int64_t t158 = t18 + t157;
-                    const int64_t t159 = t158 + t19;
-                    const int64_t t160 = t159 + t68;
-                    const int64_t t167 = depth_155 * 16;
-                    const int64_t t168 = t167 + t71;
-                    for (int64_t panel_156 = 0; panel_156 < 4; panel_156 += 1) {
-                        const int64_t t161 = panel_156 * 16;
-                        const int64_t t162 = t160 + t161;
-                        const int64_t t163 = t162 + 6400;
-                        __builtin_prefetch(input0 + t163, 0);
-                        int64_t j164 = 0;
-                        const int64_t t165 = t162 + 256;
-                        const int64_t t169 = panel_156 * 512;
-                        const int64_t t170 = t168 + t169;
-                        for (; j164 + 8 <= 16; j164 += 8) {
-                            const f32v v166 = load_f32(input0 + t165 + j164);
-                            store_f32(s_v + t170 + j164, v166); // attention.py:61
+            if (!once_v[n_66]) {
+                once_v[n_66] = 1;
+                for (int64_t depth_151 = 0; depth_151 < t73; depth_151 += 1) {
+                    const int64_t t153 = depth_151 * 384;
+                    const int64_t t154 = t18 + t153;
+                    const int64_t t155 = t154 + t19;
+                    const int64_t t156 = t155 + t67;
+                    const int64_t t163 = depth_151 * 16;
+                    const int64_t t164 = t163 + t70;
+                    for (int64_t panel_152 = 0; panel_152 < 4; panel_152 += 1) {
+                        const int64_t t157 = panel_152 * 16;
+                        const int64_t t158 = t156 + t157;
+                        const int64_t t159 = t158 + 6400;
+                        __builtin_prefetch(input0 + t159, 0);
+                        int64_t j160 = 0;
+                        const int64_t t161 = t158 + 256;
+                        const int64_t t165 = panel_152 * 512;
+                        const int64_t t166 = t164 + t165;
+                        for (; j160 + 8 <= 16; j160 += 8) {
+                            const f32v v162 = load_f32(input0 + t161 + j160);
+                            store_f32(s_v + t166 + j160, v162); // attention.py:62
                         }
                     }
                 }
             }
-            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t71, 512, s_o + 0, 64, t14, 64, t77, 0, 0, t14); // attention.py:62
+            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t70, 512, s_o + 0, 64, t14, 64, t76, 0, 0, t14); // attention.py:63
         }
-        const int64_t t190 = t56 + t58;
-        for (int64_t row_171 = 0; row_171 < t14; row_171 += 1) {
-            const float t172 = s_total[row_171];
-            int64_t j173 = 0;
-            const int64_t t176 = row_171 * 64;
-            const float t178 = fabsf(t172);
-            const int32_t t179 = t178 < 0x1.0000000000000p-126f;
-            const int32_t t180 = t178 > 0x1.0000000000000p+126f;
-            const float t181 = t180 ? 0x1.0000000000000p-64f : 0x1.0000000000000p+0f;
-            const float t182 = t179 ? 0x1.0000000000000p+64f : t181;
+        const int64_t t186 = t55 + t57;
+        for (int64_t row_167 = 0; row_167 < t14; row_167 += 1) {
+            const float t168 = s_total[row_167];
+            int64_t j169 = 0;
+            const int64_t t172 = row_167 * 64;
+            const float t174 = fabsf(t168);
+            const int32_t t175 = t174 < 0x1.0000000000000p-126f;
+            const int32_t t176 = t174 > 0x1.0000000000000p+126f;
+            const float t177 = t176 ? 0x1.0000000000000p-64f : 0x1.0000000000000p+0f;
+            const float t178 = t175 ? 0x1.0000000000000p+64f : t177;
+            const f32v v179 = splat_f32(t178);
+            const float t181 = t168 * t178;
+            const float t182 = 0x1.0000000000000p+0f / t181;
             const f32v v183 = splat_f32(t182);
-            const float t185 = t172 * t182;
-            const float t186 = 0x1.0000000000000p+0f / t185;
-            const f32v v187 = splat_f32(t186);
-            const int64_t t191 = row_171 * 128;
-            const int64_t t192 = t190 + t191;
-            for (; j173 + 8 <= 64; j173 += 8) {
-                const f32v v177 = load_f32(s_o + t176 + j173);
-                const f32v v184 = v177 * v183;
-                const f32v v188 = v184 * v187;
-                const f32v v189 = select_f32(v175, splat_f32(0x0.0p+0f), v188);
-                store_f32(output0 + t192 + j173, v189); // attention.py:72
+            const int64_t t187 = row_167 * 128;
+            const int64_t t188 = t186 + t187;
+            for (; j169 + 8 <= 64; j169 += 8) {
+                const f32v v173 = load_f32(s_o + t172 + j169);
+                const f32v v180 = v173 * v179;
+                const f32v v184 = v180 * v183;
+                const f32v v185 = select_f32(v171, splat_f32(0x0.0p+0f), v184);
+                store_f32(output0 + t188 + j169, v185); // attention.py:73
             }
         }
     }
@@ -362,7 +358,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_4ba365a148e6_x86_64_v3 = {
-    "FusedGolden_4ba365a148e6", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_f55154910fdb_x86_64_v3 = {
+    "FusedGolden_f55154910fdb", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tile_specs import AttentionForm, attention_case
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
-from tilecore.contract.expr import Expr, Var, binary, unary
-from tilecore.contract.spec import AttentionSpec
+from tilecore.contract.expr import Expr, Var, binary, const, select, unary
+from tilecore.contract.spec import TOP, TOTAL, AttentionSpec
 from tilecore.scale import scale_queries
 
 
@@ -56,3 +57,47 @@ def test_a_dot_product_that_is_given_out_stays() -> None:
 def test_anything_else_stays(score: Expr) -> None:
     spec, _ = with_score(score)
     assert scale_queries(spec) is spec
+
+
+def chosen(no: Expr) -> Expr:
+    axes = with_score(raw())[0].score_axes
+    return select(binary("le", axes[3], axes[2]), raw() * 0.3, no)
+
+
+MINUS_INFINITY = const(-np.inf, DType.F32)
+
+
+@pytest.mark.parametrize("score", [raw() * 0.3, chosen(MINUS_INFINITY)])
+def test_exponentials_of_plain_dot_products_are_of_base_2(score: Expr) -> None:
+    spec, arrays = with_score(score)
+    moved = scale_queries(spec)
+    assert isinstance(moved, AttentionSpec)
+    assert moved.binary
+    for name, value in evaluate(spec, arrays).items():
+        np.testing.assert_allclose(evaluate(moved, arrays)[name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("score", [raw() * 0.3 + 1.0, chosen(const(-1e30, DType.F32)), unary("tanh", raw() * 0.3)])
+def test_other_scores_keep_their_base(score: Expr) -> None:
+    moved = scale_queries(with_score(score)[0])
+    assert isinstance(moved, AttentionSpec)
+    assert not moved.binary
+
+
+@pytest.mark.parametrize("var", [TOP, TOTAL])
+def test_statistics_that_are_given_out_keep_their_base(var: Var) -> None:
+    spec, arrays = with_score(raw() * 0.3)
+    told = replace(spec, outputs=(replace(spec.outputs[0], value=spec.acc + var), *spec.outputs[1:]))
+    moved = scale_queries(told)
+    assert isinstance(moved, AttentionSpec)
+    assert not moved.binary
+    for name, value in evaluate(told, arrays).items():
+        np.testing.assert_allclose(evaluate(moved, arrays)[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sink_keeps_the_base() -> None:
+    case = attention_case(AttentionForm(sink=True), np.random.default_rng(0))
+    assert isinstance(case.spec, AttentionSpec)
+    moved = scale_queries(replace(case.spec, score=case.spec.raw * 0.3))
+    assert isinstance(moved, AttentionSpec)
+    assert not moved.binary

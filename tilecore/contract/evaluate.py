@@ -196,7 +196,7 @@ def _attention(spec: AttentionSpec, run: Evaluator) -> tuple[tuple[Var, ...], di
         sink = view_array(spec.sink, run)[..., None]
         scores = np.concatenate([scores, sink], axis=-1)
     env[TOP] = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - env[TOP])
+    weights = (np.exp2 if spec.binary else np.exp)(scores - env[TOP])
     env[TOTAL] = np.where(env[TOP] == -np.inf, 0.0, weights.sum(axis=-1, keepdims=True))
     weights = (weights / env[TOTAL])[..., : sizes[-1]]
     if spec.nan_guard:

@@ -117,7 +117,9 @@ class AttentionSpec:
 
     `length`, over the axes b and h, says how many queries and how many keys there are: only the first `length` of
     either, at most as many as the axes have (which are then upper bounds), and none where it is below 1. Others are
-    not read, and nothing is written for them. It is an i64 over loads of inputs.
+    read, and nothing is written for them. It is an i64 over loads of inputs.
+
+    `binary`: exponentials of scores are powers of 2, not of e.
     """
 
     inputs: tuple[Tensor, ...]
@@ -137,6 +139,7 @@ class AttentionSpec:
     requires: tuple[Expr, ...] = ()
     lookups: tuple[Lookup, ...] = ()
     length: Expr | None = None
+    binary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

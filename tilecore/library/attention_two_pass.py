@@ -3,6 +3,7 @@
 The program needs the normalised probability, so that a row's whole sum must be known before its first weight.
 """
 
+from functools import partial
 from typing import Any
 
 from tilecore import language as T
@@ -19,16 +20,8 @@ def as_operand(weights: Handle, operand: Handle) -> Handle:
     return operand
 
 
-def attention_in_two_passes(
-    Q: Handle,
-    K: Handle,
-    V: Handle,
-    outputs: tuple[Handle, ...],
-    *,
-    score: Score,
-    block_m: Any = T.auto,
-    block_n: Any = T.auto,
-) -> None:
+def attention_in_two_passes(Q: Handle, K: Handle, V: Handle, outputs: tuple[Handle, ...], *,
+                            score: Score, block_m: Any = T.auto, block_n: Any = T.auto) -> None:  # fmt: skip
     """O = weight(softmax(score(Q · Kᵀ))) · V: a pass for each row's maximum and sum, one for the weights."""
     (B, H, _, D), E = Q.shape, V.shape[3]
     with T.Kernel(T.ceildiv(score.queries, block_m), H, B) as (m, h, b):
@@ -47,16 +40,17 @@ def attention_in_two_passes(
         T.clear(o)
         for i in T.Parallel(block_m):
             top[i] = score.first(b, h, m * block_m + i)
-            total[i] = weight(top[i], top[i])
+            total[i] = weight(top[i], top[i], unit=score.unit)
         for n in T.Pipelined(*score.key_tiles(m, block_m, block_n, keys)):
             T.copy(K[b, h, n * block_n, 0], k)
             T.gemm(q, k, raw, transpose_B=True, clear=True)
             for i, j in T.Parallel(block_m, block_n):
                 logit = score(raw[i, j], b, h, m * block_m + i, n * block_n + j)
                 s[i, j] = T.if_then_else(n * block_n + j < keys, logit, -T.infinity)
-            raise_tops(top, total, rescale, lambda: T.reduce_max(s, top, dim=1, clear=False, nan_propagate=False))
+            rise = partial(T.reduce_max, s, top, dim=1, clear=False, nan_propagate=False)
+            raise_tops(top, total, rescale, rise, unit=score.unit)
             for i, j in T.Parallel(block_m, block_n):
-                s[i, j] = weight(s[i, j], top[i])
+                s[i, j] = weight(s[i, j], top[i], unit=score.unit)
             T.reduce_sum(s, total, dim=1, clear=False)
             beside.add(b, h, m * block_m, n * block_n, keys)
         for n in T.Pipelined(*score.key_tiles(m, block_m, block_n, keys)):
@@ -65,12 +59,12 @@ def attention_in_two_passes(
             for Y, result in score.taps(outputs, shared=True):
                 for i, j in T.Parallel(block_m, block_n):
                     row, key = m * block_m + i, n * block_n + j
-                    share = score.share(weight(score(remade[i, j], b, h, row, key), top[i]), total[i])
+                    share = score.share(weight(score(remade[i, j], b, h, row, key), top[i], unit=score.unit), total[i])
                     known = (remade[i, j], share, *beside.at(i), top[i], total[i])
                     Y[b, h, row, key] = result(known, b, h, row, key)
             for i, j in T.Parallel(block_m, block_n):
                 row, key = m * block_m + i, n * block_n + j
-                share = score.share(weight(score(remade[i, j], b, h, row, key), top[i]), total[i])
+                share = score.share(weight(score(remade[i, j], b, h, row, key), top[i], unit=score.unit), total[i])
                 used = score.weight((share, *beside.at(i), top[i], total[i]), b, h, row, key)
                 p[i, j] = T.if_then_else(key < keys, used, 0.0)
             T.copy(V[b, h, n * block_n, 0], v)

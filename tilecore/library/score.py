@@ -29,6 +29,7 @@ from tilecore.contract.expr import (
 from tilecore.contract.spec import TOP, TOTAL, AttentionSpec, Result, Step, View
 from tilecore.language import Handle, Value
 from tilecore.library.epilogue import Epilogue
+from tilecore.library.online_softmax import LOG2E
 from tilecore.value import Operand, plain, program
 
 BOUNDED = 50.0  # of scores: their exponentials, and sums of 2^31 of them, are normal numbers in f32
@@ -114,6 +115,11 @@ class Score:
         if self.spec.sink is not None or narrow or self.tells_statistics:
             return False
         return _magnitude(self.spec.score) <= BOUNDED
+
+    @property
+    def unit(self) -> float:
+        """How many powers of 2 a score of 1 is."""
+        return 1.0 if self.spec.binary else LOG2E
 
     @property
     def raw_dtype(self) -> DType:
