@@ -526,7 +526,7 @@ def test_a_deadline_is_kept(stub: Any) -> None:
 
 
 def test_other_calls_are_answered_while_a_model_runs(stub: Any) -> None:
-    running = stub.ModelInfer.future(slow_request(2000))
+    running = stub.ModelInfer.future(slow_request(20_000))
     assert stub.ServerLive(pb.ServerLiveRequest(), timeout=5).live
     answer = stub.ModelInfer(raw_request(), timeout=5)
     assert answer.model_name == "pair"
