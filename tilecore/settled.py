@@ -1,21 +1,24 @@
 """The points of a vector loop at which its index comparisons are settled, so that no vector needs a mask for them.
 
-Comes in: a vector loop. Goes out: a range of its points and the loop's body there, with every comparison of the loop's
-variable with something that is the same for all points replaced by what it is in the range. A causal score is a plain
-one up to the diagonal; a window settles both ends. Of the two sides of a comparison the range lies on the one that
-leaves more to compute: the other one is a constant as a rule, and soon passed.
+Comes in: a vector loop. Goes out: ranges of its points and the loop's body there, with every comparison of the loop's
+variable with something that is the same for all points replaced by what it is in the range. Where all of them change
+at points that are known, the ranges between these are all there are (rotated halves: two). Else there is one: a causal
+score is a plain one up to the diagonal; a window settles both ends. Of the two sides of a comparison it lies on the
+one that leaves more to compute: the other one is a constant as a rule, and soon passed.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Op, Var, binary, const, loads, substitute, variables, walk
+from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, const, loads, substitute, variables, walk
 from tilecore.graph import split_affine
 from tilecore.loops import Fold, Let, Put, VectorLoop
 from tilecore.scratch import substituted
 
 COMPARISONS = ("lt", "le", "gt", "ge")
+MOST_RANGES = 3  # each has code of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +29,49 @@ class Settled:
     first: Expr | None
 
 
-def settled(loop: VectorLoop) -> Settled | None:
-    """The range where no index comparison changes any more; None for a loop without any."""
+def settled(loop: VectorLoop) -> tuple[Settled, ...]:
+    """Ranges where no index comparison changes any more, in order; none for a loop without any comparison."""
+    tests = _comparisons(loop)
+    if not tests:
+        return ()
+    changes = [_change(test, loop.var) for test in tests]
+    if isinstance(loop.stop, Const) and all(isinstance(change, Const) for change in changes):
+        end = int(loop.stop.value)
+        points = {int(change.value) for change in changes if isinstance(change, Const)}
+        points = [0, *sorted(point for point in points if 0 < point < end), end]
+        if len(points) <= MOST_RANGES + 1:
+            return tuple(_between(loop, tests, *ends) for ends in pairwise(points))
     known: dict[Expr, Expr] = {}
     first: Expr | None = None
     stop = loop.stop
-    for test in _comparisons(loop):
+    for test in tests:
         holds = _size(loop, {test: const(True)}) >= _size(loop, {test: const(False)})
         lowest, end = _range(test, loop.var, holds=holds)
         if lowest is not None:
             first = lowest if first is None else binary("max", first, lowest)
         stop = stop if end is None else binary("min", stop, end)
         known[test] = const(holds)
-    if not known:
-        return None
-    return Settled(replace(loop, stop=stop, body=tuple(_kept(substituted(part, known) for part in loop.body))), first)
+    return (Settled(_with_known(loop, known, stop), first),)
+
+
+def _between(loop: VectorLoop, tests: list[Op], first: int, stop: int) -> Settled:
+    """The body for points from `first` to below `stop`, where no test changes."""
+    known: dict[Expr, Expr] = {}
+    for test in tests:
+        slack = substitute(_slack(test), {loop.var: const(first)})
+        assert isinstance(slack, Const)
+        known[test] = const(slack.value >= 0)
+    return Settled(_with_known(loop, known, const(stop)), const(first) if first else None)
+
+
+def _with_known(loop: VectorLoop, known: dict[Expr, Expr], stop: Expr) -> VectorLoop:
+    body = _kept(substituted(part, known) for part in loop.body)
+    return replace(loop, stop=stop, body=tuple(part for part in body if not _never(part)))
+
+
+def _never(part: Let | Put | Fold) -> bool:
+    """Whether it stores nothing."""
+    return isinstance(part, Put) and part.guard == const(False, DType.BOOL)
 
 
 def _comparisons(loop: VectorLoop) -> list[Op]:
@@ -62,6 +93,14 @@ def _slack(test: Op) -> Expr:
     """What is at least 0 where `test` holds."""
     left, right = test.args if test.name in ("lt", "le") else test.args[::-1]
     return right - left - (1 if test.name in ("lt", "gt") else 0)
+
+
+def _change(test: Op, var: Var) -> Expr:
+    """The first point at which `test` is not what it was before."""
+    lowest, end = _range(test, var, holds=True)
+    change = end if lowest is None else lowest
+    assert change is not None
+    return change
 
 
 def _range(test: Op, var: Var, *, holds: bool) -> tuple[Expr | None, Expr | None]:

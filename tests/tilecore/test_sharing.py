@@ -8,7 +8,7 @@ from tilecore import language as T
 from tilecore.compile import kernel_for, plan_of, prepare
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Expr, Load, Var, binary, const, loads, select, substitute
+from tilecore.contract.expr import Expr, Load, Op, Var, binary, const, loads, select, substitute, walk
 from tilecore.contract.spec import Tensor
 from tilecore.loops import Fold, Memory, Put, VectorLoop
 from tilecore.lower import lower
@@ -67,8 +67,7 @@ HIDDEN = const(-np.inf, DType.F32)
 )
 def test_a_settled_body_gives_the_same_in_its_range(value: Expr, least: int) -> None:
     loop = VectorLoop(J, const(64), (Put(RESULT, J, value), Fold("sum", Var("total"), value)))
-    found = settled(loop)
-    assert found is not None
+    (found,) = settled(loop)
     at = {ROW: 20}
     number = Evaluator({}, {})
     first = 0 if found.first is None else int(number(found.first, at))
@@ -89,12 +88,28 @@ def _of_tensor(value: Expr, source: Tensor) -> Expr:
     return substitute(value, {load: Load(source, load.index) for load in loads(value)})
 
 
+def test_ranges_between_changes_at_known_points() -> None:
+    """Rotated halves: each has one of two loads; and a middle that has both of two conditions."""
+    halves = select(binary("lt", J, const(20)), SCORE, select(binary("ge", J, const(20)), SCORE * 2.0, HIDDEN))
+    middle = select(binary("and", binary("ge", J, const(7)), binary("lt", J, const(50))), SCORE, HIDDEN)
+    for value, ends in (
+        (halves, [0, 20, 64]),
+        (middle, [0, 7, 50, 64]),
+        (select(binary("lt", J, const(99)), SCORE, HIDDEN), [0, 64]),
+    ):
+        ranges = settled(VectorLoop(J, const(64), (Put(RESULT, J, value),)))
+        assert [found.first or const(0) for found in ranges] == [const(first) for first in ends[:-1]]
+        assert [found.loop.stop for found in ranges] == [const(stop) for stop in ends[1:]]
+        for found in ranges:
+            (part,) = found.loop.body
+            assert not any(isinstance(node, Op) and node.name == "select" for node in walk(part.value))
+
+
 def test_a_loop_without_comparisons_is_not_split() -> None:
-    assert settled(VectorLoop(J, const(64), (Put(RESULT, J, SCORE),))) is None
+    assert settled(VectorLoop(J, const(64), (Put(RESULT, J, SCORE),))) == ()
 
 
 def test_scores_that_stay_as_they_are_are_not_stored_again() -> None:
     value = select(binary("le", J, ROW), SCORE, HIDDEN)
-    found = settled(VectorLoop(J, const(64), (Put(SCORES, J, value), Fold("max", Var("top"), SCORE))))
-    assert found is not None
+    (found,) = settled(VectorLoop(J, const(64), (Put(SCORES, J, value), Fold("max", Var("top"), SCORE))))
     assert [type(part) for part in found.loop.body] == [Fold]
