@@ -27,6 +27,7 @@ from tilecore.contract.expr import (
     walk,
 )
 from tilecore.emit_host import COMPARE
+from tilecore.gelu import gelu_of
 from tilecore.graph import split_affine
 from tilecore.loops import Memory
 
@@ -315,6 +316,10 @@ class Expressions:
         if name == "div" and op.dtype is DType.F32 and not self.exact and not lanes.varies(op.args[1]):
             scaled, reciprocal = by_reciprocal(*op.args)
             return f"{self.vector(scaled, lanes)} * {self.vector(reciprocal, lanes)}"
+        gelu = None if self.exact or name != "mul" or op.dtype is not DType.F32 else gelu_of(op)
+        if gelu is not None:
+            text = f"gelu_f32({self.vector(gelu.argument, lanes)})"
+            return text if gelu.factor == const(1.0, DType.F32) else f"{self.vector(gelu.factor, lanes)} * {text}"
         args = [self.vector(arg, lanes) for arg in op.args if _power_of_two(op, "") is None or arg is op.args[0]]
         if name in INFIX:
             return f"{args[0]} {INFIX[name]} {args[1]}"

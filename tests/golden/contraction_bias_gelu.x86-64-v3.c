@@ -1,4 +1,4 @@
-/* FusedGolden_e353e1368b22: matmul for x86-64-v3 */
+/* FusedGolden_3ad1ebb1ed02: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -45,13 +45,13 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
         const int64_t t30 = 0 * 1024;
         const int64_t t31 = n_4 * 3072;
         const int64_t t32 = t30 + t31;
-        const int64_t t48 = t11 + t13;
+        const int64_t t44 = t11 + t13;
         for (int64_t panels_17 = 0; panels_17 < 3; panels_17 += 1) {
             const int64_t t33 = panels_17 * 1024;
             const int64_t t34 = t32 + t33;
             const int64_t t39 = panels_17 * 16;
             const int64_t t40 = t13 + t39;
-            const int64_t t49 = t48 + t39;
+            const int64_t t45 = t44 + t39;
             for (int64_t strip_18 = 0; strip_18 < 1; strip_18 += 1) {
                 const int64_t t19 = strip_18 + 1;
                 const int32_t t20 = t19 < 1;
@@ -62,23 +62,19 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const int64_t t28 = strip_18 * 1536;
                 const int64_t t29 = t27 + t28;
                 tile_product_x86_64_v3(input0 + t29, 64, 1, input1 + t34, 1024, s_c + 0, 16, t23, 16, 64, 1, t24, t8); // matmul.py:43
-                const int64_t t52 = strip_18 * 1152;
+                const int64_t t48 = strip_18 * 1152;
                 for (int64_t row_of_block_35 = 0; row_of_block_35 < t23; row_of_block_35 += 1) {
                     int64_t j36 = 0;
                     const int64_t t37 = row_of_block_35 * 16;
-                    const int64_t t50 = row_of_block_35 * 48;
-                    const int64_t t51 = t49 + t50;
-                    const int64_t t53 = t51 + t52;
+                    const int64_t t46 = row_of_block_35 * 48;
+                    const int64_t t47 = t45 + t46;
+                    const int64_t t49 = t47 + t48;
                     for (; j36 + 8 <= 16; j36 += 8) {
                         const f32v v38 = load_f32(s_c + t37 + j36);
                         const f32v v41 = load_f32(input2 + t40 + j36);
                         const f32v v42 = v38 + v41;
-                        const f32v v43 = v42 * splat_f32(0x1.0000000000000p-1f);
-                        const f32v v44 = v42 * splat_f32(0x1.6a09e60000000p-1f);
-                        const f32v v45 = erf_f32(v44);
-                        const f32v v46 = splat_f32(0x1.0000000000000p+0f) + v45;
-                        const f32v v47 = v43 * v46;
-                        store_f32(output0 + t53 + j36, v47); // matmul.py:50
+                        const f32v v43 = gelu_f32(v42);
+                        store_f32(output0 + t49 + j36, v43); // matmul.py:50
                     }
                 }
             }
@@ -131,7 +127,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_e353e1368b22_x86_64_v3 = {
-    "FusedGolden_e353e1368b22", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_3ad1ebb1ed02_x86_64_v3 = {
+    "FusedGolden_3ad1ebb1ed02", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -68,8 +68,11 @@ EMULATED __m512 e_maskz_scalef_ps(__mmask16 k, __m512 a, __m512 b) {
 }
 EMULATED __mmask16 e_cmp_ps_mask(__m512 a, __m512 b, int how) {
     int k = 0;
-    if (how != _CMP_NLT_UQ) abort();
-    for (int i = 0; i < 16; i++) k |= !(a[i] < b[i]) << i;
+    if (how != _CMP_NLT_UQ && how != _CMP_ORD_Q && how != _CMP_UNORD_Q) abort();
+    for (int i = 0; i < 16; i++) {
+        const int ordered = a[i] == a[i] && b[i] == b[i];
+        k |= (how == _CMP_NLT_UQ ? !(a[i] < b[i]) : ordered == (how == _CMP_ORD_Q)) << i;
+    }
     return (__mmask16)k;
 }
 EMULATED __m512 e_set1_ps(float x) { return (__m512)(x - (e_f32){0}); }
@@ -88,6 +91,15 @@ EMULATED __m512i e_cvtps_epi32(__m512 a) {
     e_i32 n;
     for (int i = 0; i < 16; i++) n[i] = fabsf(a[i]) < 2147483648.0f ? (int32_t)lrintf(a[i]) : INT32_MIN;
     return (__m512i)n;
+}
+
+EMULATED __m512 e_permutex2var_ps(__m512 low, __m512i at, __m512 high) {
+    __m512 v = low;
+    for (int i = 0; i < 16; i++) {
+        const int place = ((e_i32)at)[i] & 31;
+        v[i] = place < 16 ? low[place] : high[place - 16];
+    }
+    return v;
 }
 
 /* ---- memory and masks */
@@ -121,6 +133,9 @@ EMULATED __m512 e_mask_blend_ps(__mmask16 k, __m512 a, __m512 b) {
     for (int i = 0; i < 16; i++) if (k >> i & 1) a[i] = b[i];
     return a;
 }
+
+EMULATED __m512 e_mask_max_ps(__m512 from, __mmask16 k, __m512 a, __m512 b) { return e_mask_blend_ps(k, from, e_max_ps(a, b)); }
+EMULATED __m512 e_mask_min_ps(__m512 from, __mmask16 k, __m512 a, __m512 b) { return e_mask_blend_ps(k, from, e_min_ps(a, b)); }
 
 /* ---- widths */
 EMULATED __m512i e_join(__m256i low, __m256i high) { __m512i v; memcpy(&v, &low, 32); memcpy((char*)&v + 32, &high, 32); return v; }
@@ -182,9 +197,13 @@ EMULATED __m512i e_permutexvar_epi16(__m512i order, __m512i v) {
 
 #define _mm512_max_ps e_max_ps
 #define _mm512_min_ps e_min_ps
+#define _mm512_mask_max_ps e_mask_max_ps
+#define _mm512_mask_min_ps e_mask_min_ps
+#define _mm512_permutex2var_ps e_permutex2var_ps
 #define _mm512_sqrt_ps e_sqrt_ps
 #define _mm512_roundscale_ps e_roundscale_ps
 #define TILE_ABOVE_FLOOR(rest, x) ((rest) = (f32v)e_reduce_ps((__m512)(x), 9))
+#define TILE_ABOVE_NEAREST(rest, x) ((rest) = (f32v)e_reduce_ps((__m512)(x), 8))
 #define _mm512_maskz_scalef_ps e_maskz_scalef_ps
 #define _mm512_cmp_ps_mask e_cmp_ps_mask
 #define _mm512_set1_ps e_set1_ps

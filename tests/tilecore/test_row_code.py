@@ -5,7 +5,7 @@ The oracle is numpy in double precision, or in single precision where a quotient
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import erf
+from math import erf, erfc
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +83,63 @@ def test_errors_of_functions_in_units_of_the_last_place(
     flushed = np.where(np.abs(want) < 1.7e-38, 0.0, want)
     near = np.isclose(got, want, rtol=1e-6, atol=1.2e-38, equal_nan=True) | (got == flushed)
     assert near.all(), (edges[~near], got[~near], want[~near])
+
+
+def gelu(x: Expr, spelling: str) -> Expr:
+    """GELU as exporters write it."""
+    inner = unary("erf", x / float(np.sqrt(2)) if spelling == "quotient" else x * 0.70710678)
+    if spelling == "half last":
+        return (x * (inner + 1.0)) * 0.5
+    if spelling == "twice":
+        return x * (1.0 + inner)
+    return (x * 0.5) * (inner + 1.0) if spelling == "half first" else (x / 2.0) * (1.0 + inner)
+
+
+@each_target
+@pytest.mark.parametrize("spelling", ["half first", "half last", "quotient", "twice"])
+def test_gelu(spelling: str, target: Target, toolchain: Toolchain) -> None:
+    """Not further from the truth than the formula in single precision; edges as in the formula."""
+    rng = np.random.default_rng(4)
+    spread = np.exp(rng.uniform(np.log(1e-30), np.log(3e38), 4000)) * rng.choice([-1, 1], 4000)
+    x = np.concatenate([rng.uniform(-7, 7, 20000), spread, np.arange(-64, 64) * 0.09375]).astype(np.float32)[None]
+    kernel = compiled(row_spec(lambda x, _: gelu(x, spelling)), target)
+    assert "gelu_f32" in kernel.sources[target.name]
+    run = load_kernel(kernel, target, toolchain)
+    (got,) = run(x)
+    wide, factor = x.astype(np.float64), 2.0 if spelling == "twice" else 1.0
+    want = factor * np.where(
+        wide < 0, wide / 2 * np.vectorize(erfc)(-wide / 2**0.5), wide / 2 * (1 + function("erf")(wide / 2**0.5))
+    )
+    seen = np.abs(want) < 3e38
+    assert (np.abs(got - want)[seen] <= 2.5e-7 * factor * np.abs(wide)[seen]).all()
+
+    edges = np.array([EDGES[:-2]], np.float32)
+    with np.errstate(all="ignore"):
+        want = factor * edges / 2 * (1 + function("erf")(edges / 2**0.5))
+    np.testing.assert_allclose(run(edges)[0], want, rtol=1e-6, atol=1e-38)
+
+
+def test_what_is_no_gelu_stays_as_it_is() -> None:
+    other = row_spec(lambda x, _: (x * 0.5) * (unary("erf", x * 0.5) + 1.0))
+    assert "gelu_f32" not in compiled(other).sources[PROFILE.target.name]
+    rounded = row_spec(lambda x, _: unary("round", gelu(x, "half first")))
+    assert "gelu_f32" not in compiled(rounded).sources[PROFILE.target.name]
+
+
+@each_target
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("columns", [5, 64, 150])
+def test_the_largest_number_of_a_row_that_holds_no_number(
+    kind: str, columns: int, target: Target, toolchain: Toolchain
+) -> None:
+    rng = np.random.default_rng(columns)
+    x = rng.standard_normal((columns + 3, columns)).astype(np.float32)
+    x[np.arange(columns), np.arange(columns)] = np.nan  # at every place, and three rows without
+    x[-1] = -3e38 if kind == "max" else 3e38
+    (got,) = load_kernel(compiled(row_spec(lambda x, total: total + 0.0 * x, kind), target), target, toolchain)(x)
+    want = (np.max if kind == "max" else np.min)(x, 1)
+    np.testing.assert_array_equal(got[-3:], np.broadcast_to(want[-3:, None], (3, columns)))
+    assert np.isnan(got[:-3]).all()
 
 
 @each_target

@@ -62,6 +62,14 @@ TILE_INLINE __mmask16 bits_of(i32v m) { return _mm512_cmplt_epi32_mask((__m512i)
 TILE_INLINE f32v select_f32(i32v m, f32v a, f32v b) { return (f32v)_mm512_mask_blend_ps(bits_of(m), (__m512)b, (__m512)a); }
 TILE_INLINE f32v max_raw(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (__m512)b); } /* b if either is NaN */
 TILE_INLINE f32v min_raw(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, (__m512)b); }
+/* NaN if either is NaN: where b is one, it stays; else the instruction gives its second operand. */
+TILE_INLINE f32v max_f32(f32v a, f32v b) {
+    return (f32v)_mm512_mask_max_ps((__m512)b, _mm512_cmp_ps_mask((__m512)b, (__m512)b, _CMP_ORD_Q), (__m512)b, (__m512)a);
+}
+TILE_INLINE f32v min_f32(f32v a, f32v b) {
+    return (f32v)_mm512_mask_min_ps((__m512)b, _mm512_cmp_ps_mask((__m512)b, (__m512)b, _CMP_ORD_Q), (__m512)b, (__m512)a);
+}
+TILE_INLINE int has_nan(f32v x) { return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q) != 0; }
 TILE_INLINE f32v sqrt_f32v(f32v x) { return (f32v)_mm512_sqrt_ps((__m512)x); }
 TILE_INLINE f32v round_f32v(f32v x) { return (f32v)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 TILE_INLINE f32v floor_f32v(f32v x) { return (f32v)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
@@ -73,6 +81,7 @@ TILE_INLINE void store_masked_f32(float* p, i32v m, f32v v) { _mm512_mask_storeu
 TILE_INLINE f32v select_f32(i32v m, f32v a, f32v b) { return (f32v)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)m); }
 TILE_INLINE f32v max_raw(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)b); } /* b if either is NaN */
 TILE_INLINE f32v min_raw(f32v a, f32v b) { return (f32v)_mm256_min_ps((__m256)a, (__m256)b); }
+TILE_INLINE int has_nan(f32v x) { return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)x, _CMP_UNORD_Q)) != 0; }
 TILE_INLINE f32v sqrt_f32v(f32v x) { return (f32v)_mm256_sqrt_ps((__m256)x); }
 TILE_INLINE f32v round_f32v(f32v x) { return (f32v)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 TILE_INLINE f32v floor_f32v(f32v x) { return (f32v)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
@@ -84,6 +93,11 @@ TILE_INLINE void store_masked_f32(float* p, i32v m, f32v v) { _mm256_maskstore_p
 TILE_INLINE f32v select_f32(i32v m, f32v a, f32v b) { return (f32v)(((i32v)a & m) | ((i32v)b & ~m)); }
 TILE_INLINE f32v max_raw(f32v a, f32v b) { return select_f32(a > b, a, b); }
 TILE_INLINE f32v min_raw(f32v a, f32v b) { return select_f32(a < b, a, b); }
+TILE_INLINE int has_nan(f32v x) {
+    int found = 0;
+    TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) found |= x[i] != x[i];
+    return found;
+}
 #define TILE_EACH_LANE(name, call) \
     TILE_INLINE f32v name(f32v x) { TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) x[i] = call(x[i]); return x; }
 TILE_EACH_LANE(sqrt_f32v, sqrtf)
@@ -101,6 +115,10 @@ TILE_INLINE void store_masked_f32(float* p, i32v m, f32v v) {
 }
 #endif
 
+#if !defined(__AVX512F__)
+TILE_INLINE f32v max_f32(f32v a, f32v b) { return select_f32(b != b, b, max_raw(b, a)); } /* NaN if either is NaN */
+TILE_INLINE f32v min_f32(f32v a, f32v b) { return select_f32(b != b, b, min_raw(b, a)); }
+#endif
 TILE_INLINE i32v select_i32(i32v m, i32v a, i32v b) { return (a & m) | (b & ~m); }
 TILE_INLINE i32v select_bool(i32v m, i32v a, i32v b) { return (a & m) | (b & ~m); }
 TILE_INLINE i64v select_i64(i32v m, i64v a, i64v b) { i64v w = widen_mask(m); return (a & w) | (b & ~w); }
@@ -212,139 +230,7 @@ TILE_INLINE int64_t lanes_to_vector(const float* p) { return (int64_t)(-((uintpt
 TILE_INLINE void stream_f32(float* p, f32v v) { if (lanes_to_vector(p)) store_f32(p, v); else TILE_STREAM(p, v); }
 TILE_INLINE void streams_done(void) { _mm_sfence(); }
 
-/* ---- math, f32. Errors in units of the last place: log 1, exp and exp2 3, sigmoid 4, tanh 6, erf 7 at most. NaN goes
- * through, overflow is IEEE's, and exponentials that are no normal floats are 0. */
-TILE_INLINE f32v max_f32(f32v a, f32v b) { return select_f32(b != b, b, max_raw(b, a)); } /* NaN if either is NaN */
-TILE_INLINE f32v min_f32(f32v a, f32v b) { return select_f32(b != b, b, min_raw(b, a)); }
-TILE_INLINE f32v fmax_f32(f32v a, f32v b) { return max_raw(b, a); } /* a if b is NaN */
-TILE_INLINE f32v abs_f32(f32v x) { return (f32v)((i32v)x & 0x7fffffff); }
-TILE_INLINE f32v sign_f32(f32v x) {
-    return select_f32(x != x, x, select_f32(x > 0, splat_f32(1), select_f32(x < 0, splat_f32(-1), splat_f32(0))));
-}
-#if defined(__AVX512DQ__)
-/* exp2: results below 2^-126 are 0; above the largest float, inf. One instruction takes x less its floor, another scales
- * by 2 to that floor; what is left out by the mask costs no time for numbers that are too small. */
-TILE_INLINE f32v exp2_f32(f32v x) {
-    f32v r;
-    TILE_ABOVE_FLOOR(r, x);
-    f32v p = splat_f32(1.86713168e-3f); /* 2^r to 8.3e-8 of itself, exact at 0 */
-    p = p * r + 9.01702690e-3f;
-    p = p * r + 5.57999155e-2f;
-    p = p * r + 2.40164449e-1f;
-    p = p * r + 6.93151312e-1f;
-    p = p * r + 1.0f;
-    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ); /* NaN is, too */
-    return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
-}
-#else
-/* exp2: results below 2^-125.5 are 0; above the largest float, inf. Adding 1.5 * 2^23 rounds x to an integer n that then
- * stands in the lowest bits; 2^(n - 1) is made of them, and the polynomial is 2^r doubled. */
-TILE_INLINE f32v exp2_f32(f32v x) {
-    f32v y = max_raw(splat_f32(-126.0f), min_raw(splat_f32(128.0f), x)); /* second operand: NaN goes through */
-    f32v shifted = y + (12582912.0f + 126.0f);
-    f32v r = y - (shifted - (12582912.0f + 126.0f));
-    f32v p = splat_f32(2.65293048e-3f); /* 2^(r + 1) to 9.2e-8 of itself, exact at 0 */
-    p = p * r + 1.93430226e-2f;
-    p = p * r + 1.11014679e-1f;
-    p = p * r + 4.80444842e-1f;
-    p = p * r + 1.386293956f;
-    p = p * r + 2.0f;
-    return p * (f32v)((i32v)shifted << 23);
-}
-#endif
-/* e^r for |r| <= ln(2) / 2, to 9.2e-8 of itself, exact at 0; times `scale`, 1 or 2, which is folded into the numbers. */
-#define TILE_EXP_OF_REST(p, r, scale)            \
-    f32v p = splat_f32((scale) * 8.29027221e-3f); \
-    p = p * r + (scale) * 4.18981612e-2f;        \
-    p = p * r + (scale) * 1.66676387e-1f;        \
-    p = p * r + (scale) * 4.99991477e-1f;        \
-    p = p * r + (scale) * 9.99999702e-1f;        \
-    p = p * r + (scale) * 1.0f
-#if defined(__AVX512DQ__)
-/* exp: results below 2^-126 are 0, above the largest float inf. As exp2, but x less n ln(2) takes two steps. */
-TILE_INLINE f32v exp_f32(f32v x) {
-    f32v y = min_raw(splat_f32(89.0f), x); /* second operand: NaN goes through */
-    f32v n = round_f32v(y * 1.44269504f);
-    f32v r = y - n * 0.693145752f;
-    r = r - n * 1.42860677e-6f;
-    TILE_EXP_OF_REST(p, r, 1.0f);
-    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3365448f), _CMP_NLT_UQ); /* NaN is, too */
-    return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
-}
-#else
-/* exp: results below 2^-125.5 are 0, above the largest float inf. As exp2, but x less n ln(2) takes two steps. */
-TILE_INLINE f32v exp_f32(f32v x) {
-    f32v y = max_raw(splat_f32(-87.3365448f), min_raw(splat_f32(89.0f), x)); /* second operand: NaN goes through */
-    f32v shifted = y * 1.44269504f + (12582912.0f + 126.0f);
-    f32v n = shifted - (12582912.0f + 126.0f);
-    f32v r = y - n * 0.693145752f;
-    r = r - n * 1.42860677e-6f;
-    TILE_EXP_OF_REST(p, r, 2.0f);
-    return p * (f32v)((i32v)shifted << 23);
-}
-#endif
-TILE_INLINE f32v log_f32(f32v x) { /* Cephes: log(m * 2^e) with m in [sqrt(1/2), sqrt(2)) */
-    f32v tiny = splat_f32(1.17549435e-38f);
-    i32v denormal = x < tiny;
-    f32v y = select_f32(denormal, x * 8388608.0f, x);
-    i32v bits = (i32v)y, e = (bits >> 23) - 126;
-    f32v m = (f32v)((bits & 0x007fffff) | 0x3f000000);
-    i32v low = m < 0.707106781f;
-    m = select_f32(low, m + m, m) - 1.0f;
-    f32v n = __builtin_convertvector(e + low, f32v) - select_f32(denormal, splat_f32(23.0f), splat_f32(0.0f));
-    f32v z = m * m, p = splat_f32(7.0376836292e-2f);
-    p = p * m + -1.1514610310e-1f;
-    p = p * m + 1.1676998740e-1f;
-    p = p * m + -1.2420140846e-1f;
-    p = p * m + 1.4249322787e-1f;
-    p = p * m + -1.6668057665e-1f;
-    p = p * m + 2.0000714765e-1f;
-    p = p * m + -2.4999993993e-1f;
-    p = p * m + 3.3333331174e-1f;
-    p = p * m * z + n * -2.12194440e-4f + z * -0.5f;
-    f32v r = m + p + n * 0.693359375f;
-    r = select_f32(x == 0, splat_f32(-INFINITY), r);
-    r = select_f32(x == INFINITY, x, r);
-    return select_f32((x < 0) | (x != x), splat_f32(NAN), r);
-}
-TILE_INLINE f32v log2_f32(f32v x) { return log_f32(x) * 1.44269504f; }
-TILE_INLINE f32v rsqrt_f32(f32v x) { return 1.0f / sqrt_f32v(x); }
-TILE_INLINE f32v sigmoid_f32(f32v x) { return 1.0f / (1.0f + exp_f32(-x)); }
-TILE_INLINE f32v tanh_f32(f32v x) { /* odd rational in x for |x| <= 9, where tanh is 1 to the last bit */
-    f32v c = max_raw(splat_f32(-9.0f), min_raw(splat_f32(9.0f), x)), s = c * c;
-    f32v p = splat_f32(-2.76076847742355e-16f);
-    p = p * s + 2.00018790482477e-13f;
-    p = p * s + -8.60467152213735e-11f;
-    p = p * s + 5.12229709037114e-08f;
-    p = p * s + 1.48572235717979e-05f;
-    p = p * s + 6.37261928875436e-04f;
-    p = p * s + 4.89352455891786e-03f;
-    f32v q = splat_f32(1.19825839466702e-06f);
-    q = q * s + 1.18534705686654e-04f;
-    q = q * s + 2.26843463243900e-03f;
-    q = q * s + 4.89352518554385e-03f;
-    return p * c / q;
-}
-TILE_INLINE f32v erf_f32(f32v x) { /* odd rational in x for |x| <= 4, where erf is 1 to the last bit */
-    f32v c = max_raw(splat_f32(-4.0f), min_raw(splat_f32(4.0f), x)), s = c * c;
-    f32v p = splat_f32(-2.72614225801306e-10f);
-    p = p * s + 2.77068142495902e-08f;
-    p = p * s + -2.10102402082508e-06f;
-    p = p * s + -5.69250639462346e-05f;
-    p = p * s + -7.34990630326855e-04f;
-    p = p * s + -2.95459980854025e-03f;
-    p = p * s + -1.60960333262415e-02f;
-    f32v q = splat_f32(-1.45660718464996e-05f);
-    q = q * s + -2.13374055278905e-04f;
-    q = q * s + -1.68282697438203e-03f;
-    q = q * s + -7.37332916720468e-03f;
-    q = q * s + -1.42647390514189e-02f;
-    return p * c / q;
-}
-TILE_INLINE f32v sqrt_f32(f32v x) { return sqrt_f32v(x); }
-TILE_INLINE f32v floor_f32(f32v x) { return floor_f32v(x); }
-TILE_INLINE f32v ceil_f32(f32v x) { return ceil_f32v(x); }
-TILE_INLINE f32v round_f32(f32v x) { return round_f32v(x); }
+#include "tile_math.h"
 
 /* One lane at a time through libm: rare operations, and all of f64. */
 #define TILE_UNARY(name, vector, call) \
@@ -444,7 +330,7 @@ TILE_INLINE float min_f32_s(float a, float b) { return a != a ? a : b != b ? b :
 TILE_INLINE float sign_f32_s(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x; }
 TILE_INLINE float rsqrt_f32_s(float x) { return 1.0f / sqrtf(x); }
 
-/* ---- horizontal reduction, in a butterfly: every lane ends with the result. max and min keep a NaN. */
+/* ---- horizontal reduction, in a butterfly. max and min keep a NaN, which is looked for once, not in every step. */
 #if defined(__clang__)
 #define TILE_SHUFFLE(v, mask) __builtin_shufflevector(v, mask)
 #else
@@ -459,9 +345,11 @@ TILE_INLINE f32v add_f32(f32v a, f32v b) { return a + b; }
 TILE_INLINE f32v mul_f32(f32v a, f32v b) { return a * b; }
 TILE_LANE_FOLD(sum_lanes, add_f32)
 TILE_LANE_FOLD(prod_lanes, mul_f32)
-TILE_LANE_FOLD(max_lanes, max_f32)
-TILE_LANE_FOLD(min_lanes, min_f32)
+TILE_LANE_FOLD(max_numbers, max_raw)
+TILE_LANE_FOLD(min_numbers, min_raw)
 TILE_LANE_FOLD(fmax_lanes, fmax_f32)
+TILE_INLINE float max_lanes(f32v v) { const float most = max_numbers(v); return has_nan(v) ? NAN : most; }
+TILE_INLINE float min_lanes(f32v v) { const float least = min_numbers(v); return has_nan(v) ? NAN : least; }
 TILE_INLINE double scalar_add(double a, double b) { return a + b; }
 TILE_INLINE double scalar_mul(double a, double b) { return a * b; }
 #define TILE_WIDE_FOLD(name, join)                                         \

@@ -26,6 +26,7 @@ typedef unsigned int __mmask32; /* from a part that is left out */
 #define TILE_FUSED_DOT __attribute__((target("avx512vnni")))
 #define TILE_KEEP(acc) __asm__("" : "+v"(acc))
 #define TILE_ABOVE_FLOOR(rest, x) __asm__("vreduceps $9, %1, %0" : "=v"(rest) : "v"(x))
+#define TILE_ABOVE_NEAREST(rest, x) __asm__("vreduceps $8, %1, %0" : "=v"(rest) : "v"(x))
 #define TILE_DOT_WORDS(acc, a, b) __asm__("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b))
 #define TILE_DOT_BYTES(acc, bytes, signs) __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(bytes), "v"(signs))
 #define TILE_DOT_BF16(acc, a, b) __asm__("vdpbf16ps %1, %2, %0" : "+v"(acc) : "v"(b), "v"(a))
