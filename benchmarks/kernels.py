@@ -7,10 +7,10 @@ it has one for the case) and OpenVINO where it is installed take turns in one pr
 `--precision bf16` ours and OpenVINO round operands of products to bfloat16, our float32 kernel is a peer, and cases
 without products are left out. Out: rows in the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor",
 "error"}`, medians in microseconds; `floor` is the longest of three times: the multiply-adds at the measured peak, the
-exponentials of programs over rows at theirs, and the bytes (each tensor once) at the measured rate of the cache level
-that holds them, read or copied. The first size of every kernel is checked by `verify`; `error` is the largest
-difference from ONNX Runtime relative to the root mean square of the output's row. Cases of odd sizes are followed by
-their time per multiply-add relative to that of the round size.
+exponentials or GELUs of programs over rows at theirs, and the bytes (each tensor once) at the measured rate of the
+cache level that holds them, read or copied. The first size of every kernel is checked by `verify`; `error` is the
+largest difference from ONNX Runtime relative to the root mean square of the output's row. Cases of odd sizes are
+followed by their time per multiply-add relative to that of the round size.
 """
 
 import argparse
@@ -68,6 +68,7 @@ class Point:
     weights: int = 0
     copies: bool = False  # moves as much out as in
     exponentials: int = 0
+    gelus: int = 0
     round: str = ""  # the case with round sizes that this one is beside
     quick: bool = False
 
@@ -239,19 +240,19 @@ def rows() -> Iterator[Family]:
                 )
     for kind, shape in (("softmax", (1, 6144, 512)), ("gelu", (1, 512, 3072)), ("swiglu", (1, 512, 11008))):
         shapes: Shapes = dict.fromkeys(("x", "up") if kind == "swiglu" else ("x",), shape)
-        name = f"{kind} {shape[1]}×{shape[2]}"
+        name, function = f"{kind} {shape[1]}×{shape[2]}", "gelus" if kind == "gelu" else "exponentials"
         yield Family(
             lambda kind=kind, width=shape[2]: regions.pointwise(kind, hidden=width),
-            (row(name, shapes, "x", exponentials=prod(shape), quick=kind == "gelu"),),
+            (replace(row(name, shapes, "x", quick=kind == "gelu"), **{function: prod(shape)}),),
         )
     shapes = {"x": (1, 32, 512, 128), "cos": (512, 128), "sin": (512, 128)}
     yield Family(regions.rope, (row("RoPE 32×512×128", shapes, "x"),))
 
 
-def row(name: str, inputs: Shapes, like: str, *, exponentials: int = 0, quick: bool = False) -> Point:
+def row(name: str, inputs: Shapes, like: str, *, quick: bool = False) -> Point:
     """A program that gives out a tensor as large as input `like`."""
     moved = 4 * (sum(map(prod, inputs.values())) + prod(inputs[like]))
-    return Point(name, inputs, 0, moved, copies=True, exponentials=exponentials, quick=quick)
+    return Point(name, inputs, 0, moved, copies=True, quick=quick)
 
 
 # ---- measuring
@@ -315,13 +316,9 @@ class Machine:
         room = (("L2", profile.l2 * self.threads), ("L3", profile.l3))
         moved = point.moved + point.weights * (2 if self.precision == "bf16" else 4)
         level = next((name for name, size in room if moved <= 0.8 * size), "DRAM")
-        if not point.copies:
-            moving = moved / self.rate(f"{level} reads")
-        elif level == "L3":  # reads and writes share what the level gives
-            moving = moved / self.rate("L3 reads")
-        else:
-            moving = moved / 2 / self.rate(f"{level} copies")
-        return max(point.multiply_adds / self.products, point.exponentials / self.rate("exponentials"), moving)
+        moving = moved / 2 / self.rate(f"{level} copies") if point.copies else moved / self.rate(f"{level} reads")
+        functions = point.exponentials / self.rate("exponentials"), point.gelus / self.rate("GELUs")
+        return max(point.multiply_adds / self.products, *functions, moving)
 
     @property
     def products(self) -> float:
@@ -331,7 +328,7 @@ class Machine:
     @property
     def text(self) -> str:
         """The rates that floors are made of."""
-        names = ("L2 reads", "L2 copies", "L3 reads", "DRAM reads", "DRAM copies")
+        names = ("L2 reads", "L2 copies", "L3 reads", "L3 copies", "DRAM reads", "DRAM copies")
         rates = ", ".join(f"{name} {self.rate(name) / 1e9:.0f}" for name in names)
         return f"{self.threads} threads at best: {self.products / 1e9:.0f} G multiply-adds/s; GB/s: {rates}"
 

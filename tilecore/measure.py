@@ -87,7 +87,7 @@ def measure_profile(toolchain: Toolchain, *, progress: Progress) -> Measured:
     """This machine as measured, in some seconds. BuildError without a working compiler."""
     base = detect_profile()
     source = (HEADERS / "tile_probe.c").read_text()
-    library = toolchain.library([toolchain.object(Source(source, ("-march=native",)))])
+    library = toolchain.library([toolchain.object(Source(source, ("-march=native",), (HEADERS,)))])
     probes, wanted = Probes(ctypes.CDLL(str(library)), base.cores), _probes(base)
     rates: dict[str, Rate] = {}
     for turn in range(PASSES):
@@ -111,6 +111,7 @@ def _probes(base: HardwareProfile) -> list[Probe]:
         Probe("f32 multiply-adds", "/s", "probe_fma", products),
         Probe("clock under vector work", "Hz", "probe_clock", clock),
         Probe("exponentials", "/s", "probe_exp", products),
+        Probe("GELUs", "/s", "probe_gelu", products),
         Probe("int8 products", "/s", "probe_bytes", products),
         Probe("bf16 products", "/s", "probe_bf16", products),
     ]
@@ -122,8 +123,13 @@ def _probes(base: HardwareProfile) -> list[Probe]:
             [b.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(size), ctypes.c_int64(repeats)] for b in buffers
         ]
         found.append(Probe(f"{level} reads", "B/s", "probe_read", arguments, tries))
-        if level != "L3":  # its buffer is shared, for all of them to fit
-            found.append(Probe(f"{level} copies", "B/s", "probe_copy", arguments, tries))
+        if level == "L3":  # a buffer that all cores read fits; to write, each needs its own part
+            part = size // base.cores // ROW * ROW
+            arguments = [
+                [ctypes.c_void_p(buffers[0].ctypes.data + core * part), ctypes.c_int64(part), ctypes.c_int64(repeats)]
+                for core in range(base.cores)
+            ]
+        found.append(Probe(f"{level} copies", "B/s", "probe_copy", arguments, tries))
     return found
 
 

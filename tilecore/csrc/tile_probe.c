@@ -7,6 +7,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "tile_cpu.h"
+
 #if defined(__AMX_BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -22,8 +24,6 @@ enum { LANES = 4, CHAINS = 24 };
 #endif
 #define PUBLIC __attribute__((visibility("default")))
 #define UNROLL _Pragma("GCC unroll 32")
-typedef float f32v __attribute__((vector_size(4 * LANES)));
-typedef int32_t i32v __attribute__((vector_size(4 * LANES)));
 
 #if defined(__x86_64__)
 #define ADD_TO_ITSELF(x) __asm__ volatile("add %0, %0" : "+r"(x))
@@ -79,18 +79,21 @@ static inline f32v plain_exp(f32v x) {
     return (f32v)((i32v)y + ((i32v)shifted << 23));
 }
 
-/* Exponentials of f32 a second, from and to L1. */
-PUBLIC double probe_exp(int64_t rounds, const float* values) {
-    enum { COUNT = 64 };
-    f32v in[COUNT], out[COUNT];
-    for (int i = 0; i < COUNT; i++) in[i] = values[0] * (float)i - (f32v){0};
-    const double start = now();
-    for (int64_t round = 0; round < rounds / 8; round++) {
-        _Pragma("GCC unroll 4") for (int i = 0; i < COUNT; i++) out[i] = plain_exp(in[i]);
-        __asm__ volatile("" : : "m"(out), "m"(in) : "memory");
+/* Values of f32 a second of a function, from and to L1. */
+#define PROBE_FUNCTION(name, function)                                                              \
+    PUBLIC double name(int64_t rounds, const float* values) {                                       \
+        enum { COUNT = 64 };                                                                        \
+        f32v in[COUNT], out[COUNT];                                                                 \
+        for (int i = 0; i < COUNT; i++) in[i] = values[0] * (float)i - (f32v){0};                   \
+        const double start = now();                                                                 \
+        for (int64_t round = 0; round < rounds / 8; round++) {                                      \
+            _Pragma("GCC unroll 4") for (int i = 0; i < COUNT; i++) out[i] = function(in[i]);       \
+            __asm__ volatile("" : : "m"(out), "m"(in) : "memory");                                  \
+        }                                                                                           \
+        return (double)(rounds / 8) * COUNT * LANES / (now() - start);                              \
     }
-    return (double)(rounds / 8) * COUNT * LANES / (now() - start);
-}
+PROBE_FUNCTION(probe_exp, plain_exp)
+PROBE_FUNCTION(probe_gelu, gelu_f32) /* the leanest form that is known here; it needs no exponential */
 
 /* Products of bytes a second, summed in 32 bits: vpdpbusd, or vpmaddwd on bytes that were widened before. */
 PUBLIC double probe_bytes(int64_t rounds, const float* values) {
