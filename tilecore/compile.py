@@ -16,16 +16,17 @@ from tilecore.blocks import finish_in_blocks
 from tilecore.canonical import canonical
 from tilecore.clears import start_from_products
 from tilecore.contract.expr import Expr, binary, const
-from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec, Tensor, check, outputs_of
+from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, Spec, Tensor, check, outputs_of
 from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
 from tilecore.emit_c import emit_c
 from tilecore.emit_expr import ELEMENT, EmitError
 from tilecore.emit_host import Signature, Special, symbol_order
 from tilecore.expand import expand_products, expand_reductions, is_narrow, pack_operands, widen_operands
+from tilecore.implied_nan import pass_over_nan
 from tilecore.infer import Plan, describe_plan, infer
 from tilecore.ir import Gemm, Program, statements
-from tilecore.large_results import SHARE, store_past_caches
+from tilecore.large_results import store_past_caches
 from tilecore.library import kernel_for
 from tilecore.loops import LoopProgram
 from tilecore.lower import lower
@@ -97,8 +98,8 @@ def compile_spec(
     sides = packed_spec.inputs, outputs_of(packed_spec)
     signature = Signature(PLACEHOLDER, *sides, work_of(packed_spec), spec.requires, packed_spec.lookups)
     needed = targets_of(program, targets)
-    room = profile.l3 // SHARE
-    texts = {target.name: _emit(program, special, signature, target, room) for target in needed}
+    sizes = int(profile.l3 * profile.kept), profile.l2
+    texts = {target.name: _emit(program, special, signature, target, sizes) for target in needed}
     name = kernel_name(label, texts)
     sources = {target: text.replace(PLACEHOLDER, name) for target, text in texts.items()}
     kernel = Kernel(name, function.__name__, packed_spec, packed, choice.config, sources, choice.why)
@@ -113,6 +114,8 @@ def prepare(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
     """The spec as kernels are made for it, equal for specs that give one kernel, and which inputs are packed."""
     if isinstance(spec, AttentionSpec):
         spec = heads_as_queries(spec) or spec  # keys and values of heads that share them are read once
+    if isinstance(spec, RowSpec):
+        spec = pass_over_nan(spec)
     return pack_constants(scale_queries(canonical(spec)))
 
 
@@ -176,9 +179,12 @@ def check_limits(tensors: tuple[Tensor, ...]) -> None:
             raise EmitError(f"a {tensor.dtype} tensor: CPU kernels read and write only {known} yet{advice}")
 
 
-def _emit(program: Program, special: _Special | None, signature: Signature, target: Target, room: int) -> str:
+def _emit(
+    program: Program, special: _Special | None, signature: Signature, target: Target, sizes: tuple[int, int]
+) -> str:
+    """The C text; `sizes` are bytes from which on calls are large and far, as `store_past_caches` takes them."""
     own = special and Special(special.condition, _lowered(special.program, target))
-    return emit_c(store_past_caches(_lowered(program, target), room), signature, target, own)
+    return emit_c(store_past_caches(_lowered(program, target), *sizes), signature, target, own)
 
 
 def _lowered(program: Program, target: Target) -> LoopProgram:

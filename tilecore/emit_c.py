@@ -142,7 +142,8 @@ class _Kernel(Expressions):
     def __init__(self, program: LoopProgram, symbols: dict[str, str], target: Target) -> None:
         super().__init__(symbols, exact=_jumps(program))
         self.checks: list[Check] = []
-        self.streaming = False  # stores of results go past the caches
+        self.streaming = ""  # C: whether stores of results go past the caches
+        self.asking = False  # for lines that are read and written next
         self.program = program
         self.target = target
 
@@ -385,11 +386,13 @@ class _Kernel(Expressions):
         if loop.padded and not folds and _scratch_only(loop):
             self._vector_body(loop, f"for (; {name} < {stop}; {name} += {self.target.lanes})", [name], totals, None)
             return
-        if loop.large is None:
+        if loop.far is None:
             self._whole_vectors(loop, name, stop, totals, copies)
         else:
-            with self.within(f"if ({self.scalar(loop.large)})", {}):
-                self._past_caches(loop, name, stop, totals, copies)
+            with self.within(f"if ({self.scalar(loop.far)})", {}):
+                self.asking = True
+                self._far_vectors(loop, name, stop, totals, copies)
+                self.asking = False
             with self.within("else", {}):
                 self._whole_vectors(loop, name, stop, totals, copies)
         for fold in folds:
@@ -429,17 +432,20 @@ class _Kernel(Expressions):
         if _at_least(loop.stop, lanes):
             self._vector_body(loop, f"for (; {name} + {lanes} <= {stop}; {name} += {lanes})", [name], totals, None)
 
-    def _past_caches(self, loop: VectorLoop, name: str, stop: str, totals: dict[Var, list[str]], copies: int) -> None:
+    def _far_vectors(self, loop: VectorLoop, name: str, stop: str, totals: dict[Var, list[str]], copies: int) -> None:
         """The same with results stored past the caches: elements up to the first whole vector's address first."""
-        first = next(part for part in loop.body if isinstance(part, Put) and goes_past(part, loop))
+        first = next((part for part in loop.body if isinstance(part, Put) and goes_past(part, loop)), None)
+        if first is None or loop.large is None:
+            self._whole_vectors(loop, name, stop, totals, copies)
+            return
         start = self.scalar(split_affine(first.offset, loop.var)[1] or const(0))
         head = self.fresh("head")
         self.line(f"const int64_t {head} = min_i64({stop}, lanes_to_vector({memory_name(first.memory)} + {start}));")
         self._vector_body(loop, f"if ({head} > 0)", [name], totals, f"lanes_below({head})")
         self.line(f"{name} = {head};")
-        self.streaming = True
+        self.streaming = "1" if loop.large == loop.far else self.scalar(loop.large)
         self._whole_vectors(loop, name, stop, totals, copies)
-        self.streaming = False
+        self.streaming = ""
 
     def _vector_body(
         self, loop: VectorLoop, header: str, names: list[str], totals: dict[Var, list[str]], tail: str | None
@@ -450,9 +456,10 @@ class _Kernel(Expressions):
             if copy:
                 outer.lines.append(f"const int64_t {name} = {names[0]} + {copy * self.target.lanes};")
             into = {var: accumulators[copy] for var, accumulators in totals.items()}
-            for touch in loop.ahead if self.streaming else ():
-                at = self.scalar(split_affine(touch.offset, loop.var)[1] or const(0))
-                outer.lines.append(f"__builtin_prefetch({memory_name(touch.memory)} + {at} + {name});")
+            for touch in loop.ahead if self.asking else ():
+                at = f"{memory_name(touch.memory)} + {self.scalar(split_affine(touch.offset, loop.var)[1] or const(0))}"
+                unless = f"if (!{self.scalar(loop.large)}) " if touch.write and loop.large is not None else ""
+                outer.lines.append(f"{unless}__builtin_prefetch({at} + {name}{', 1' if touch.write else ''});")
             self._points(loop.body, loop.var, name, tail, into)
         lines = self.scopes.pop().lines
         self.line(f"{header} {{")
@@ -493,8 +500,12 @@ class _Kernel(Expressions):
             value = f"select_{dtype}({lanes.tail}, {value}, splat_{dtype}({NEUTRAL[fold.kind]}))"
         self.line(f"{accumulator} = {JOIN[fold.kind].format(accumulator, value, dtype)};{_where(fold.span)}")
 
-    def _streams(self, put: Put) -> bool:
-        return self.streaming and put.memory.kind == "output" and put.memory.dtype is DType.F32
+    def _store(self, put: Put, given: str) -> str:
+        """The store of a whole vector."""
+        plain = f"store_{put.value.dtype}({given});"
+        if not self.streaming or put.memory.kind != "output" or put.memory.dtype is not DType.F32:
+            return plain
+        return f"{'' if self.streaming == '1' else f'if (!{self.streaming}) {plain} else '}stream_f32({given});"
 
     def _vector_put(self, put: Put, lanes: Lanes) -> None:
         step, rest = split_affine(put.offset, lanes.var)
@@ -516,11 +527,8 @@ class _Kernel(Expressions):
             text = f"atomic_{put.update}_lanes_{element}({memory}, {at}, {mask or 'splat_bool(1)'}, {value});"
         elif rest is not None and step == const(1):
             address = f"{memory} + {self._sum(rest, lanes)}"
-            text = (
-                f"store_masked_{element}({address}, {mask}, {value});"
-                if mask
-                else f"{'stream' if self._streams(put) else 'store'}_{element}({address}, {value});"
-            )
+            masked = f"store_masked_{element}({address}, {mask}, {value});"
+            text = masked if mask else self._store(put, f"{address}, {value}")
         else:
             at = self.vector(put.offset, lanes)
             text = f"scatter_{element}({memory}, {at}, {mask or 'splat_bool(1)'}, {value});"

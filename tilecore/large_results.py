@@ -1,15 +1,21 @@
 """Results that no cache will hold: stored past the caches, while what is read next is asked for.
 
-Comes in: a loop program and the bytes of results from which on this pays. Goes out: the same, in which vector loops
-that store results run in a second form when a call's results are that large. A plain store of a line that no cache has
-reads it first and drives out something else; one past the caches is a third less traffic, also for a kernel that reads
-the results next, since it would not find them either. Programs with products are left alone: they wait for others.
+Comes in: a loop program and the bytes that a call moves from which on this pays. Goes out: the same, in which vector
+loops that store results run in a second form when a call reads and writes as much. A plain store of a line that no
+cache has reads it first and drives out something else; one past the caches is a third less traffic, also for a kernel
+that reads the results next, since it would not find them either. Programs with products are left alone: they wait for
+others.
+
+Where the loops of a row hold a long one, its core would wait for memory before and after it, and memory for the core
+meanwhile. So it asks for what is next, to read and to write, also in calls that are not as large, as does a single
+loop for what it reads.
 """
 
 from dataclasses import replace
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Var, binary, const, loads, substitute, variables
+from tilecore.emit_expr import instruction_count
 from tilecore.graph import split_affine
 from tilecore.loops import (
     Blocks,
@@ -29,21 +35,28 @@ from tilecore.loops import (
     loop_statements,
 )
 
-SHARE = 6  # of the last cache: what results may take of it, beside as much that is read and whatever others keep there
 PRODUCTS = Mma | FewRows | Stream | ByteStream | Blocks
+LONG = 12  # instructions of a vector: a function's; below, what asks ahead takes as long as what it spares
 AHEAD_BYTES = 4096  # how far before its use a line is asked for
 
 
-def store_past_caches(program: LoopProgram, room: int) -> LoopProgram:
-    """`program` with a second form of the loops that store results, for calls with results of `room` bytes or more."""
+def store_past_caches(program: LoopProgram, room: int, near: int) -> LoopProgram:
+    """`program` with a second form of the loops that store results, for calls that move `room` bytes or more.
+
+    Calls that move `near` bytes or more ask ahead: in the only loop of a row, or in its longest one, if it computes
+    long enough.
+    """
     if any(isinstance(stmt, PRODUCTS) for stmt in loop_statements(program.body)):
         return program
     size: Expr = const(0)
     for memory in program.memories:
-        if memory.kind == "output":
+        if memory.kind != "scratch":
             size = size + memory.size * (memory.dtype.bits // 8)
-    large = binary("ge", size, const(room))
-    return program if large == const(False, DType.BOOL) else replace(program, body=_marked(program.body, large))
+    large, far = (binary("ge", size, const(least)) for least in (room, near))
+    never = const(False, DType.BOOL)
+    if far == never:
+        return program
+    return replace(program, body=_marked(program.body, None if large == never else large, far))
 
 
 def goes_past(put: Put, loop: VectorLoop) -> bool:
@@ -54,30 +67,58 @@ def goes_past(put: Put, loop: VectorLoop) -> bool:
     return plain and whole and put.memory.kind == "output" and put.memory.dtype is DType.F32
 
 
-def _marked(body: tuple[LoopStmt, ...], large: Expr) -> tuple[LoopStmt, ...]:
+def _marked(body: tuple[LoopStmt, ...], large: Expr | None, far: Expr) -> tuple[LoopStmt, ...]:
     done: list[LoopStmt] = []
+    longest = _longest(body)
     for stmt in body:
         match stmt:
-            case VectorLoop() if any(isinstance(part, Put) and goes_past(part, stmt) for part in stmt.body):
-                alike = [other for other in body if isinstance(other, VectorLoop) and other.stop == stmt.stop]
-                stmt = replace(stmt, large=large, ahead=_ahead(alike, stmt.var))
+            case VectorLoop() if stmt is longest:
+                stmt = replace(stmt, large=large, far=far, ahead=_ahead(_alike(body, stmt), stmt.var))
+            case VectorLoop() if _stores(stmt):
+                loops = _alike(body, stmt)
+                ahead = () if longest in loops else tuple(t for t in _ahead(loops, stmt.var) if not t.write)
+                stmt = replace(stmt, large=large, far=far if loops == [stmt] else large, ahead=ahead)
             case Loop() | Repeat():
-                stmt = replace(stmt, body=_marked(stmt.body, large))
+                stmt = replace(stmt, body=_marked(stmt.body, large, far))
             case Branch():
-                stmt = replace(stmt, then=_marked(stmt.then, large), otherwise=_marked(stmt.otherwise, large))
+                then, otherwise = (_marked(side, large, far) for side in (stmt.then, stmt.otherwise))
+                stmt = replace(stmt, then=then, otherwise=otherwise)
             case _:
                 pass
         done.append(stmt)
     return tuple(done)
 
 
+def _longest(body: tuple[LoopStmt, ...]) -> VectorLoop | None:
+    """Of the loops before one along the same columns that stores results, the one that computes longest, if any does:
+    while it computes, lines come that the loops before and after it would wait for."""
+    loops = [stmt for stmt in body if isinstance(stmt, VectorLoop)]
+    stops = {loop.stop for loop in loops if _stores(loop)}
+    inner = [loop for loop in loops if loop.stop in stops and not _stores(loop) and _instructions(loop) >= LONG]
+    return max(inner, key=_instructions, default=None)
+
+
+def _instructions(loop: VectorLoop) -> int:
+    return sum(instruction_count(part.value) for part in loop.body)
+
+
+def _stores(loop: VectorLoop) -> bool:
+    return any(isinstance(part, Put) and goes_past(part, loop) for part in loop.body)
+
+
+def _alike(body: tuple[LoopStmt, ...], loop: VectorLoop) -> list[VectorLoop]:
+    return [other for other in body if isinstance(other, VectorLoop) and other.stop == loop.stop]
+
+
 def _ahead(loops: list[VectorLoop], var: Var) -> tuple[Touch, ...]:
-    """Lines of inputs, over `var`, that loops over one row walk along and that are others in the next row."""
+    """Lines of inputs and results, over `var`, that loops over one row walk along; the next row has others."""
     found: list[Touch] = []
     for loop in loops:
-        for load in (load for part in loop.body for load in loads(part.value)):
-            memory, offset = load.source, load.index[0]
-            if not isinstance(memory, Memory) or memory.kind != "input" or loads(offset):
+        read = [load for part in loop.body for load in loads(part.value)]
+        places = [(load.source, load.index[0], "input") for load in read]
+        places += [(part.memory, part.offset, "output") for part in loop.body if isinstance(part, Put)]
+        for memory, offset, kind in places:
+            if not isinstance(memory, Memory) or memory.kind != kind or loads(offset):
                 continue
             step, rest = split_affine(offset, loop.var)
             if step != const(1) or rest is None or not variables(rest):
@@ -85,5 +126,5 @@ def _ahead(loops: list[VectorLoop], var: Var) -> tuple[Touch, ...]:
             ahead = substitute(offset, {loop.var: var}) + AHEAD_BYTES * 8 // memory.dtype.bits
             beside = (touch.offset - ahead for touch in found if touch.memory == memory)
             if not any(isinstance(distance, Const) for distance in beside):  # else the same lines, sooner or later
-                found.append(Touch(memory, ahead, write=False))
+                found.append(Touch(memory, ahead, write=kind == "output"))
     return tuple(found)

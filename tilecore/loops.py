@@ -114,13 +114,15 @@ class Fold:
 @dataclass(frozen=True, slots=True)
 class VectorLoop:
     """`body` for `var` = 0 … `stop` − 1, many at a time. `padded`: the scratch that it writes may be
-    overwritten up to the next whole vector. Where `large` holds, results go past the caches; `ahead` is asked for."""
+    overwritten up to the next whole vector. Where `large` holds, results go past the caches. Where `far` does, `ahead`
+    is asked for; what will be written is not, if it goes past them."""
 
     var: Var
     stop: Expr
     body: tuple[Let | Put | Fold, ...]
     padded: bool = False
     large: Expr | None = None
+    far: Expr | None = None
     ahead: tuple["Touch", ...] = ()
 
 

@@ -38,6 +38,7 @@ class HardwareProfile:
     int8_per_cycle: float = 0.0  # products of bytes that the best instruction for them does
     bf16_per_cycle: float = 0.0  # 0: no such instruction
     narrow: str = ""  # the row of the table of targets that products of bf16 take; "": they are widened
+    kept: float = 1 / 3  # share of the last cache that what a call reads and writes may take, for results to stay there
 
     @property
     def macs_per_cycle(self) -> float:
@@ -67,7 +68,7 @@ _V4, _V3, _ARM = (target for target in TARGETS if not target.base)
 _AMX, _DOT = (target.name for target in TARGETS if target.base)
 
 PROFILES: tuple[HardwareProfile, ...] = (
-    HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 64, 32, _DOT),
+    HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 64, 32, _DOT, 2 / 3),
     HardwareProfile("zen3", _V3, 2, 32 << 10, 512 << 10, 32 << 20, 2.0, 64, 32, 20, 6, 3.0e9, 32),
     HardwareProfile("sapphire-rapids", _V4, 2, 48 << 10, 2 << 20, 60 << 20, 2.0, 128, 48, 12, 6, 2.6e9, 128, 512, _AMX),
     HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6, 3.6e9, 32),

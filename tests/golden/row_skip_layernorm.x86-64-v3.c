@@ -1,4 +1,4 @@
-/* FusedGolden_6bf655f7d097: row for x86-64-v3 */
+/* FusedGolden_99f648f2c83d: row for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -21,8 +21,9 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     at += (1536);
     float* restrict s_tile1 = (float*)at;
     at += (1536);
-    const int64_t t55 = n0 * 384;
-    const int32_t t56 = t55 >= 5592405;
+    const int64_t t55 = n0 * 768;
+    const int64_t t56 = t55 + 384;
+    const int32_t t57 = t56 >= 11184810;
     for (int64_t task = begin; task < end; task++) {
         const int64_t m_3 = task;
         const int64_t t4 = m_3 * -8;
@@ -94,74 +95,76 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             }
             const float sum_53 = sum_lanes(acc18 + acc19 + acc20 + acc21); // row.py:36
             int64_t j54 = 0;
-            const float t60 = sum_53 / 0x1.8000000000000p+5f;
-            const float t61 = t60 + 0x1.4f8b580000000p-17f;
-            const float t62 = rsqrt_f32_s(t61);
-            const f32v v63 = splat_f32(t62);
-            const int64_t t71 = t12 + 1024;
-            if (t56) {
-                const int64_t head57 = min_i64(48, lanes_to_vector(output0 + t12));
-                if (head57 > 0) {
-                    const i32v m58 = lanes_below(head57);
-                    const f32v v59 = load_f32(s_tile1 + t11 + j54);
-                    const f32v v64 = v59 * v63;
-                    const f32v v65 = load_masked_f32(input2 + j54, m58);
-                    const f32v v66 = v64 * v65;
-                    const f32v v67 = load_masked_f32(input3 + j54, m58);
-                    const f32v v68 = v66 + v67;
-                    const f32v v69 = v68;
-                    store_masked_f32(output0 + t12 + j54, m58, v69); // row.py:27
-                    const f32v v70 = load_f32(s_tile + t11 + j54);
-                    store_masked_f32(output1 + t12 + j54, m58, v70); // row.py:27
+            const int64_t t59 = t12 + 1024;
+            const float t62 = sum_53 / 0x1.8000000000000p+5f;
+            const float t63 = t62 + 0x1.4f8b580000000p-17f;
+            const float t64 = rsqrt_f32_s(t63);
+            const f32v v65 = splat_f32(t64);
+            if (t57) {
+                const int64_t head58 = min_i64(48, lanes_to_vector(output0 + t12));
+                if (head58 > 0) {
+                    __builtin_prefetch(input0 + t59 + j54);
+                    __builtin_prefetch(input1 + t59 + j54);
+                    const i32v m60 = lanes_below(head58);
+                    const f32v v61 = load_f32(s_tile1 + t11 + j54);
+                    const f32v v66 = v61 * v65;
+                    const f32v v67 = load_masked_f32(input2 + j54, m60);
+                    const f32v v68 = v66 * v67;
+                    const f32v v69 = load_masked_f32(input3 + j54, m60);
+                    const f32v v70 = v68 + v69;
+                    const f32v v71 = v70;
+                    store_masked_f32(output0 + t12 + j54, m60, v71); // row.py:27
+                    const f32v v72 = load_f32(s_tile + t11 + j54);
+                    store_masked_f32(output1 + t12 + j54, m60, v72); // row.py:27
                 }
-                j54 = head57;
+                j54 = head58;
                 for (; j54 + 8 <= 48; j54 += 8) {
-                    __builtin_prefetch(input0 + t71 + j54);
-                    __builtin_prefetch(input1 + t71 + j54);
-                    const f32v v72 = load_f32(s_tile1 + t11 + j54);
-                    const f32v v73 = v72 * v63;
-                    const f32v v74 = load_f32(input2 + j54);
-                    const f32v v75 = v73 * v74;
-                    const f32v v76 = load_f32(input3 + j54);
-                    const f32v v77 = v75 + v76;
-                    const f32v v78 = v77;
-                    stream_f32(output0 + t12 + j54, v78); // row.py:27
-                    const f32v v79 = load_f32(s_tile + t11 + j54);
-                    stream_f32(output1 + t12 + j54, v79); // row.py:27
+                    __builtin_prefetch(input0 + t59 + j54);
+                    __builtin_prefetch(input1 + t59 + j54);
+                    const f32v v73 = load_f32(s_tile1 + t11 + j54);
+                    const f32v v74 = v73 * v65;
+                    const f32v v75 = load_f32(input2 + j54);
+                    const f32v v76 = v74 * v75;
+                    const f32v v77 = load_f32(input3 + j54);
+                    const f32v v78 = v76 + v77;
+                    const f32v v79 = v78;
+                    stream_f32(output0 + t12 + j54, v79); // row.py:27
+                    const f32v v80 = load_f32(s_tile + t11 + j54);
+                    stream_f32(output1 + t12 + j54, v80); // row.py:27
                 }
                 if (j54 < 48) {
-                    __builtin_prefetch(input0 + t71 + j54);
-                    __builtin_prefetch(input1 + t71 + j54);
-                    const i32v m80 = lanes_below(48 - j54);
-                    const f32v v81 = load_f32(s_tile1 + t11 + j54);
-                    const f32v v82 = v81 * v63;
-                    const f32v v83 = load_masked_f32(input2 + j54, m80);
-                    const f32v v84 = v82 * v83;
-                    const f32v v85 = load_masked_f32(input3 + j54, m80);
-                    const f32v v86 = v84 + v85;
-                    const f32v v87 = v86;
-                    store_masked_f32(output0 + t12 + j54, m80, v87); // row.py:27
-                    const f32v v88 = load_f32(s_tile + t11 + j54);
-                    store_masked_f32(output1 + t12 + j54, m80, v88); // row.py:27
+                    __builtin_prefetch(input0 + t59 + j54);
+                    __builtin_prefetch(input1 + t59 + j54);
+                    const i32v m81 = lanes_below(48 - j54);
+                    const f32v v82 = load_f32(s_tile1 + t11 + j54);
+                    const f32v v83 = v82 * v65;
+                    const f32v v84 = load_masked_f32(input2 + j54, m81);
+                    const f32v v85 = v83 * v84;
+                    const f32v v86 = load_masked_f32(input3 + j54, m81);
+                    const f32v v87 = v85 + v86;
+                    const f32v v88 = v87;
+                    store_masked_f32(output0 + t12 + j54, m81, v88); // row.py:27
+                    const f32v v89 = load_f32(s_tile + t11 + j54);
+                    store_masked_f32(output1 + t12 + j54, m81, v89); // row.py:27
                 }
             }
             else {
                 for (; j54 + 8 <= 48; j54 += 8) {
-                    const f32v v89 = load_f32(s_tile1 + t11 + j54);
-                    const f32v v90 = v89 * v63;
-                    const f32v v91 = load_f32(input2 + j54);
-                    const f32v v92 = v90 * v91;
-                    const f32v v93 = load_f32(input3 + j54);
-                    const f32v v94 = v92 + v93;
-                    const f32v v95 = v94;
-                    store_f32(output0 + t12 + j54, v95); // row.py:27
-                    const f32v v96 = load_f32(s_tile + t11 + j54);
-                    store_f32(output1 + t12 + j54, v96); // row.py:27
+                    const f32v v90 = load_f32(s_tile1 + t11 + j54);
+                    const f32v v91 = v90 * v65;
+                    const f32v v92 = load_f32(input2 + j54);
+                    const f32v v93 = v91 * v92;
+                    const f32v v94 = load_f32(input3 + j54);
+                    const f32v v95 = v93 + v94;
+                    const f32v v96 = v95;
+                    store_f32(output0 + t12 + j54, v96); // row.py:27
+                    const f32v v97 = load_f32(s_tile + t11 + j54);
+                    store_f32(output1 + t12 + j54, v97); // row.py:27
                 }
             }
         }
     }
-    if (t56) streams_done();
+    if (t57) streams_done();
 }
 static int32_t bind(const int64_t* const* shapes, const int32_t* ranks, int64_t* symbols, char* error,
                     size_t error_size) {
@@ -212,7 +215,7 @@ static const int32_t input_types[] = {1, 1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_dim dims_1[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}, {1, 2, dims_1}};
-const tile_kernel tile_kernel_FusedGolden_6bf655f7d097_x86_64_v3 = {
-    "FusedGolden_6bf655f7d097", 4, 2, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_99f648f2c83d_x86_64_v3 = {
+    "FusedGolden_99f648f2c83d", 4, 2, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -3,6 +3,7 @@
 The oracle is numpy in double precision, or in single precision where a quotient has to be exact.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import erf, erfc
@@ -17,16 +18,16 @@ from tilecore.call import load_kernel
 from tilecore.compile import Kernel, compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
-from tilecore.contract.expr import Expr, Load, Sym, Var, unary, variables
+from tilecore.contract.expr import Expr, Load, Sym, Var, binary, const, select, unary, variables
 from tilecore.contract.spec import Place, Result, RowSpec, Step, outputs_of
-from tilecore.large_results import SHARE
+from tilecore.implied_nan import pass_over_nan
 from tilecore.profile import detect_profile
 from tilecore.target import Target
 from tilecore.toolchain import Toolchain, find_toolchain
 
 pytestmark = pytest.mark.cpu
 PROFILE = detect_profile()
-SMALL = replace(PROFILE, l3=SHARE)  # every result is larger than what such a cache has room for
+SMALL = replace(PROFILE, l3=6)  # every result is larger than what such a cache has room for
 TARGETS = (PROFILE.target, *(target for target in emulated_targets() if not target.base))
 EDGES = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 1.1754944e-38, 3.4028235e38, -3.4028235e38)
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -195,9 +196,54 @@ def compare(case: Case, kernel: Kernel, target: Target, toolchain: Toolchain) ->
         np.testing.assert_allclose(value, want[output.name], rtol=1e-5, atol=3e-6, err_msg=output.name)
 
 
+@pytest.mark.parametrize("rows", [7, 64])
+def test_lines_are_asked_for_while_a_row_computes(rows: int, toolchain: Toolchain) -> None:
+    """Only calls that move more than a core's own cache holds do, and not for results that go past the caches."""
+    case = row_case("softmax", rows=rows, columns=150, dynamic=True)
+    assert isinstance(case.spec, RowSpec)
+    small = replace(PROFILE, l2=rows * 150)  # every call is far
+    kernel = compile_spec(case.spec, label="Test", profile=small, targets=(PROFILE.target,), config={"block_m": 3})
+    text = kernel.sources[PROFILE.target.name]
+    assert "__builtin_prefetch(input0" in text
+    assert re.search(r"if \(!t\d+\) __builtin_prefetch\(output0", text)
+    compare(case, kernel, PROFILE.target, toolchain)
+    pointwise = row_case("reductions", rows=rows, columns=150, dynamic=True)
+    assert isinstance(pointwise.spec, RowSpec)
+    assert "prefetch" not in compiled(pointwise.spec).sources[PROFILE.target.name]
+
+
+@each_target
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("columns", [5, 64, 150])
+def test_softmax_of_what_is_no_number(columns: int, poison: float, target: Target, toolchain: Toolchain) -> None:
+    """Its maximum passes NaN over, as the sum of such a row is NaN in any case."""
+    case = row_case("softmax", rows=columns + 2, columns=columns, dynamic=True)
+    assert isinstance(case.spec, RowSpec)
+    case.arrays["x"][np.arange(columns), np.arange(columns)] = poison
+    case.arrays["x"][-1] = poison
+    kernel = compiled(case.spec, target)
+    assert "fmax_lanes" in kernel.sources[target.name]
+    with np.errstate(invalid="ignore"):
+        compare(case, kernel, target, toolchain)
+
+
+def test_maxima_that_something_else_shows_look_for_nan() -> None:
+    case = row_case("softmax", rows=5, columns=64, dynamic=False)
+    spec = case.spec
+    assert isinstance(spec, RowSpec)
+    top, total = spec.steps[0].var, spec.steps[2].var
+    place = Place(tensor("tops", Sym("R")), (spec.row,), (spec.row,))
+    for shown, kind in ((top, "max"), (top + total, "fmax"), (binary("max", top, total), "max")):
+        outputs = (*spec.outputs, Result(place, shown))
+        assert pass_over_nan(replace(spec, outputs=outputs)).steps[0].kind == kind
+    chosen = select(binary("gt", spec.steps[1].var, const(0.5, DType.F32)), spec.steps[1].var, const(0.0, DType.F32))
+    steps = (*spec.steps[:2], Step(total, "sum", chosen))
+    assert pass_over_nan(replace(spec, steps=steps)).steps[0].kind == "max"
+
+
 def test_scratch_that_nothing_reads_is_not_written() -> None:
     case = row_case("softmax", rows=5, columns=64, dynamic=False)
     assert isinstance(case.spec, RowSpec)
     text = compiled(case.spec).sources[PROFILE.target.name]
-    assert text.count("store_f32(s_") == 1  # exponentials, which the sum needs before they can be divided
+    assert text.count("store_f32(s_") == 2  # exponentials, which the sum needs first: with and without asking ahead
     assert "s_result" not in text
