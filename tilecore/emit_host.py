@@ -50,8 +50,10 @@ def flags(program: LoopProgram) -> list[Once]:
 
 def group_of(program: LoopProgram) -> Expr:
     """How many tasks in a row find the same kept copies."""
-    size = extent_of(program.grid[0])
-    return binary("mul", const(1) if size == const(0) else size, const(program.sharing))  # 0: there is no task
+    sizes = [const(1) if size == const(0) else size for size in map(extent_of, program.grid)]  # 0: there is no task
+    if program.steady:
+        return select(binary("eq", sizes[0], const(1)), sizes[1], const(1))
+    return binary("mul", sizes[0], const(program.sharing))
 
 
 def size_text(expr: Expr, names: Mapping[str, str]) -> str:

@@ -41,7 +41,9 @@ def emit_stream(printer: Expressions, stream: Stream, target: Target) -> None:
 
 def emit_byte_stream(printer: Expressions, stream: ByteStream, target: Target) -> None:
     """Append the statement's lines to the innermost scope."""
-    _panels(printer, stream, lambda count, first: _byte_rows(printer, stream, target, count, first))
+    fused = printer.fresh("fused")
+    printer.line(f"const int {fused} = tile_fused_levels();")
+    _panels(printer, stream, lambda count, first: _byte_rows(printer, stream, target, fused, (count, first)))
 
 
 def emit_rounding(printer: Expressions, stmt: RoundRows) -> None:
@@ -49,7 +51,8 @@ def emit_rounding(printer: Expressions, stmt: RoundRows) -> None:
     a, levels, scales = (f"{_address(printer, part)}, {printer.scalar(part.row)}" for part in (stmt.a, *stmt.made))
     sizes = f"{printer.scalar(stmt.rows)}, {printer.scalar(stmt.depth)}, {stmt.block}"
     where = f" // {stmt.span.file.rpartition('/')[2]}:{stmt.span.line}" if stmt.span else ""
-    printer.line(f"round_rows_{stmt.levels.memory.dtype}({a}, {sizes}, {levels}, {scales});{where}")
+    verb = f"round_rows_{stmt.levels.memory.dtype}"
+    printer.line(f"{verb}(tile_fused_levels(), {a}, {sizes}, {levels}, {scales});{where}")
 
 
 def _address(printer: Expressions, part: Operand) -> str:
@@ -123,9 +126,11 @@ def _end_totals(printer: Expressions, totals: Names, places: list[list[str]]) ->
             printer.line(f"store_f32({address}, {name});")
 
 
-def _byte_rows(printer: Expressions, stream: ByteStream, target: Target, count: int, first: Var) -> None:
-    """`count` rows from `first` on: sums of a group as integers, then scaled and added to the totals."""
-    vectors = PANEL // target.lanes
+def _byte_rows(
+    printer: Expressions, stream: ByteStream, target: Target, fused: str, rows: tuple[int, Var]
+) -> None:  # fmt: skip
+    """So many rows from a first one on: sums of a group as integers, then scaled and added to the totals."""
+    (count, first), vectors = rows, PANEL // target.lanes
     totals = tuple(tuple(printer.fresh("total") for _ in range(vectors)) for _ in range(count))
     lanes = {Var(f"lane{v}"): str(v * target.lanes) for v in range(vectors)}
     printer.scopes[-1].variables |= lanes
@@ -137,10 +142,9 @@ def _byte_rows(printer: Expressions, stream: ByteStream, target: Target, count: 
         for line in range(AHEAD, AHEAD + stream.block * stream.bits // 8 * PANEL, LINE):
             printer.line(f"__builtin_prefetch({memory_name(stream.b)} + {printer.scalar(stream.offset)} + {line});")
         printer.line(f"i32v {sums}[{count * vectors}];")
-        printer.line(
-            f"dot_levels_{stream.bits}({count}, {_address(printer, levels)}, {printer.scalar(levels.row)}, "
-            f"{memory_name(stream.b)} + {printer.scalar(stream.offset)}, {stream.block}, {sums});"
-        )
+        left = f"{memory_name(levels.memory)}, {printer.scalar(levels.offset)}, {printer.scalar(levels.row)}"
+        right = f"{memory_name(stream.b)} + {printer.scalar(stream.offset)}, {stream.block}"
+        printer.line(f"dot_levels_{stream.bits}({fused}, {count}, {left}, {right}, {sums});")
         scaled = [stream.scales.offset + (first + r) * stream.scales.row + stream.group * 2 for r in range(count)]
         pairs = [[Load(stream.scales.memory, (at + part,)) for part in (0, 1)] for at in scaled]
         for v, lane in enumerate(lanes):

@@ -329,7 +329,8 @@ LoopStmt = (
 class LoopProgram:
     """`body` for every point of `grid`; the first grid axis moves fastest. `memories` are inputs, outputs, scratch.
 
-    `sharing` neighbours along the second grid axis find the same kept copies.
+    `sharing` neighbours along the second grid axis find the same kept copies. If `steady`, what is kept depends on the
+    first axis and not on the second, all of which shares it where the first has one point.
     """
 
     name: str
@@ -338,6 +339,7 @@ class LoopProgram:
     body: tuple[LoopStmt, ...]
     tile: RegisterTile
     sharing: int = 1
+    steady: bool = False
 
 
 def loop_statements(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:

@@ -55,6 +55,7 @@ LAYERS = (
     Layer(200, 32, 8, 16),  # bytes: so has this one
     Layer(24, 16, 4, 32),  # less than one block
     Layer(512, 32, 4, 256, wave=True),  # the left operand is computed
+    Layer(192, 1040, 4, 32),  # several blocks of columns, beside rows that are rounded once
 )
 
 

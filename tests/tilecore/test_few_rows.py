@@ -14,10 +14,11 @@ from tilecore.call import CompiledKernel, load_kernel
 from tilecore.compile import compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const
-from tilecore.contract.panel import join_bits, pack
+from tilecore.contract.panel import join_bits, pack, pack_groups, packed_level
 from tilecore.contract.spec import ContractionSpec, Place, Product, Result, Tensor, View
-from tilecore.profile import detect_profile
+from tilecore.profile import detect_profile, detect_targets
 from tilecore.streams import FEW_ROWS
+from tilecore.target import Target
 from tilecore.toolchain import Toolchain, find_toolchain
 
 pytestmark = pytest.mark.cpu
@@ -37,6 +38,7 @@ class Weight:
     step: int = 64  # rows of it that one tile holds
     siblings: int = 0
     computed: bool = False  # the left operand, too
+    in_bytes: bool = False  # the left operand may be rounded to bytes
 
 
 WEIGHTS = (
@@ -75,14 +77,21 @@ def parts_of(weight: Weight, number: int, k: Var, n: Var, rng: np.random.Generat
 
     def packed(array: np.ndarray) -> np.ndarray:
         """In panels, as `pack_constants` asks for: not a single row of whole elements."""
+        if weight.in_bytes and len(array) > blocks:
+            return pack_groups(join_bits(array, weight.bits) if weight.bits < 8 else array.astype(np.uint8), 4)
         if weight.bits == 8:
             return pack(array.astype(np.uint8)) if len(array) > 1 else array.astype(np.uint8)
         return pack(join_bits(array, weight.bits))
 
     sources = constant("q", kind, shape), constant("s", DType.F32, small), constant("z", kind, small)
+    level = cast(Load(sources[0], (k, n)), DType.I32)
+    if weight.in_bytes and weight.bits == 4:  # as operators spell them
+        sources = constant("q", DType.U8, (weight.depth // 2, weight.columns)), *sources[1:]
+        level = packed_level(Load(sources[0], (k // 2, n)), k, 4)
     row = k // weight.block if weight.block else const(0)
     point = cast(Load(sources[2], (row, n)), DType.I32) if weight.zeros else const(1 << (weight.bits - 1), DType.I32)
-    value = cast(cast(Load(sources[0], (k, n)), DType.I32) - point, DType.F32) * Load(sources[1], (row, n))
+    apart = cast(level, DType.F32) - cast(point, DType.F32) if weight.in_bytes else cast(level - point, DType.F32)
+    value = apart * Load(sources[1], (row, n))
     wide = [np.repeat(part, weight.block or weight.depth, 0)[: weight.depth] for part in (zero, scale)]
     arrays = (packed(levels), scale if blocks == 1 else pack(scale), packed(zero))
     count = 3 if weight.zeros else 2
@@ -109,6 +118,7 @@ def spec_of(weight: Weight, rng: np.random.Generator) -> tuple[ContractionSpec, 
         accs[0],
         (Result(Place(y, (g, m, n), (m, n)), total),),
         siblings=tuple(Product(view, acc) for view, acc in zip(views[1:], accs[1:], strict=True)),
+        byte_block=weight.block if weight.in_bytes else 0,
     )
     return spec, parts
 
@@ -118,11 +128,15 @@ def toolchain(object_cache: Path) -> Toolchain:
     return find_toolchain(object_cache)
 
 
-def compiled(weight: Weight, spec: ContractionSpec, toolchain: Toolchain) -> CompiledKernel:
+def compiled(
+    weight: Weight, spec: ContractionSpec, toolchain: Toolchain, target: Target = PROFILE.target
+) -> CompiledKernel:
     config = {"block_m": 24, "block_n": 32, "block_k": min(weight.step, weight.depth)}
-    kernel = compile_spec(spec, label="Test", profile=PROFILE, targets=(PROFILE.target,), config=config)
-    assert "total" in kernel.sources[PROFILE.target.name], "elements of the weight are written to memory first"
-    return load_kernel(kernel, PROFILE.target, toolchain)
+    profile = replace(PROFILE, target=target)
+    kernel = compile_spec(spec, label="Test", profile=profile, targets=(target,), config=config)
+    assert "total" in kernel.sources[target.name], "elements of the weight are written to memory first"
+    assert ("if (!once_x0_levels[0])" in kernel.sources[target.name]) == weight.in_bytes, "tasks round what others have"
+    return load_kernel(kernel, target, toolchain)
 
 
 @pytest.mark.parametrize("weight", WEIGHTS, ids=str)
@@ -137,6 +151,38 @@ def test_products_of_few_rows_are_right(weight: Weight, toolchain: Toolchain) ->
         wide = a.astype(np.float64) ** (2 if weight.computed else 1)
         got = run(a, *(array for part in parts for array in part.arrays))[0]
         np.testing.assert_allclose(got, wide @ exact, rtol=0, atol=4e-7 * float((np.abs(wide) @ size).max()))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("target", detect_targets(), ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    "weight",
+    [
+        Weight(4, 128, 80, 32, in_bytes=True),
+        Weight(4, 112, 40, 16, in_bytes=True, zeros=False),
+        Weight(8, 192, 80, 64, in_bytes=True),
+        Weight(8, 512, 32, 512, in_bytes=True, step=512),
+    ],
+    ids=str,
+)
+def test_levels_meet_bytes_with_and_without_instructions_for_them(
+    weight: Weight, target: Target, fused: bool, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Activations that are bytes times a power of two, which rounding leaves as they are, as blocks reach 127."""
+    if not fused and target.fused_dot:
+        header = tmp_path_factory.mktemp("plain") / "plain.h"
+        header.write_text('#include "tile_features.h"\n#define tile_x86_vnni(bits) 0\n')
+        target = replace(target, flags=(*target.flags, "-include", str(header)))
+    rng = np.random.default_rng(weight.depth)
+    spec, (parts,) = spec_of(weight, rng)
+    run = compiled(weight, spec, toolchain, target)
+    for rows in (*ROWS, 24, 61):
+        levels = rng.integers(-127, 128, (rows, weight.depth))
+        levels[:, :: weight.block] = 127 * rng.choice([-1, 1], levels[:, :: weight.block].shape)
+        a = (levels * 2.0 ** rng.integers(-6, 6, (rows, 1))).astype(np.float32)
+        got = run(a, *parts.arrays)[0]
+        size = float((np.abs(a.astype(np.float64)) @ np.abs(parts.exact)).max())
+        np.testing.assert_allclose(got, a.astype(np.float64) @ parts.exact, rtol=0, atol=4e-7 * size)
 
 
 def test_elements_of_any_size_keep_their_own_precision(toolchain: Toolchain) -> None:

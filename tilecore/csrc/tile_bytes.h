@@ -6,6 +6,17 @@
 
 enum { TILE_PANEL_VECTORS = TILE_PANEL / TILE_LANES };
 
+/* Whether the processor adds four products of bytes to a sum in one instruction (VNNI). What meets levels of 8 bits are
+ * bytes then, in the order of their rows, in the memory of the 16 bits that they are elsewhere. */
+#if defined(TILE_FUSED_DOT)
+static inline int tile_fused_levels(void) {
+    static int8_t known; /* 0: not asked yet */
+    return TILE_ASKED(known, tile_x86_vnni(TILE_LANES * 32));
+}
+#else
+#define tile_fused_levels() 0
+#endif
+
 /* ---- levels of a stand in the order in which masks and shifts take words of b apart: of the rows that a word holds, those
  * with even numbers before the odd ones. That is 8 rows for bytes, which meet 4 bits, 4 for 16 bits, which meet bytes. */
 #if defined(__AVX512BW__)
@@ -17,7 +28,16 @@ TILE_INLINE void store_levels_i16(int16_t* row, int64_t k, i32v v) {
     const __m256i order = _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0f0e0b0a0d0c0908, 0x0706030205040100));
     _mm256_storeu_si256((__m256i*)(row + k), _mm256_shuffle_epi8(_mm512_cvtepi32_epi16((__m512i)v), order));
 }
+TILE_INLINE void store_levels_fused(int8_t* row, int64_t k, i32v v) {
+    _mm_storeu_si128((__m128i*)(row + k), _mm512_cvtepi32_epi8((__m512i)v));
+}
 #elif defined(__AVX2__)
+TILE_INLINE void store_levels_fused(int8_t* row, int64_t k, i32v v) {
+    const __m128i order = _mm_set_epi32(-1, -1, -1, 0x0c080400);
+    const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)v), order);
+    const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)v, 1), order);
+    _mm_storel_epi64((__m128i*)(row + k), _mm_unpacklo_epi32(low, high));
+}
 TILE_INLINE void store_levels_i8(int8_t* row, int64_t k, i32v v) {
     const __m128i order = _mm_set_epi32(-1, -1, -1, 0x0c040800); /* bytes of lanes 0 2 1 3 */
     const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)v), order);
@@ -48,7 +68,7 @@ TILE_INLINE f32v load_below(const float* p, int64_t left) {
     return left >= TILE_LANES ? load_f32(p) : load_masked_f32(p, lanes_below(left));
 }
 #define TILE_ROUND_ROWS(TYPE, ELEMENT)                                                                                 \
-    static inline void round_rows_##TYPE(const float* restrict a, int64_t lda, int64_t rows, int64_t depth,            \
+    static inline void round_to_##TYPE(const float* restrict a, int64_t lda, int64_t rows, int64_t depth,            \
                                          int64_t block, ELEMENT* restrict levels, int64_t row,                         \
                                          float* restrict scales, int64_t scales_row) {                                 \
         for (int64_t i = 0; i < rows; i++, a += lda, levels += row, scales += scales_row)                              \
@@ -74,9 +94,24 @@ TILE_INLINE f32v load_below(const float* p, int64_t left) {
     }
 TILE_ROUND_ROWS(i8, int8_t)
 TILE_ROUND_ROWS(i16, int16_t)
+static inline void round_rows_i8(int fused, const float* a, int64_t lda, int64_t rows, int64_t depth, int64_t block,
+                                 int8_t* levels, int64_t row, float* scales, int64_t scales_row) {
+    (void)fused; /* the same order */
+    round_to_i8(a, lda, rows, depth, block, levels, row, scales, scales_row);
+}
+#if defined(TILE_FUSED_DOT)
+TILE_ROUND_ROWS(fused, int8_t)
+#else
+#define round_to_fused(a, lda, rows, depth, block, levels, row, scales, scales_row) (void)(levels)
+#endif
+static inline void round_rows_i16(int fused, const float* a, int64_t lda, int64_t rows, int64_t depth, int64_t block,
+                                  int16_t* levels, int64_t row, float* scales, int64_t scales_row) {
+    if (fused) round_to_fused(a, lda, rows, depth, block, (int8_t*)levels, row, scales, scales_row);
+    else round_to_i16(a, lda, rows, depth, block, levels, row, scales, scales_row);
+}
 
-/* ---- sums[i][v] = Σ a[i][k] · b[k][column] over `size` rows of a panel, for `rows` rows of a: exact. `size` is a multiple
- * of 16. A word of b holds 8 or 4 rows of a column, in 4 or 8 bits each, the first in the low bits. */
+/* ---- sums[i][v] = Σ a[at + i * lda + k] · b[k][column] over `size` rows of a panel, for `rows` rows of a: exact. `size` is
+ * a multiple of 16. A word of b holds 8 or 4 rows of a column, in 4 or 8 bits each, the first in the low bits. */
 #if defined(__AVX2__)
 #if defined(__AVX512BW__)
 typedef __m512i words;
@@ -90,8 +125,46 @@ typedef __m256i words;
 #define TILE_AND_WORDS(x, y) _mm256_and_si256(x, y)
 #endif
 TILE_INLINE words four_bytes(const int8_t* a) { int32_t x; memcpy(&x, a, sizeof x); return TILE_WORDS(set1_epi32)(x); }
-TILE_INLINE void dot_levels_4(const int rows, const int8_t* a, int64_t lda, const uint8_t* b, const int64_t size,
-                              i32v* sums) {
+TILE_INLINE void dot_levels_4_fused(const int rows, const int8_t* a, int64_t lda, const uint8_t* b, const int64_t size,
+                                    i32v* sums) {
+    const words low = TILE_WORDS(set1_epi8)(15), high = TILE_WORDS(set1_epi8)((char)0xf0);
+    i32v more[4 * TILE_PANEL_VECTORS]; /* 16 times what odd rows give: their levels stay where they are */
+    TILE_UNROLL for (int i = 0; i < rows * TILE_PANEL_VECTORS; i++) sums[i] = more[i] = (i32v){0};
+    TILE_UNROLL for (int64_t k = 0; k < size; k += 8) {
+        words even[TILE_PANEL_VECTORS], odd[TILE_PANEL_VECTORS];
+        TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {
+            words both = TILE_LOAD_WORDS(b + k * (TILE_PANEL / 2) + v * TILE_LANES * 4);
+            TILE_KEEP(both); /* else gcc loads it twice */
+            even[v] = TILE_AND_WORDS(both, low);
+            odd[v] = TILE_AND_WORDS(both, high);
+        }
+        TILE_UNROLL for (int i = 0; i < rows; i++) {
+            const words x = four_bytes(a + i * lda + k), y = four_bytes(a + i * lda + k + 4);
+            TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {
+                TILE_DOT_BYTES(sums[i * TILE_PANEL_VECTORS + v], even[v], x);
+                TILE_DOT_BYTES(more[i * TILE_PANEL_VECTORS + v], odd[v], y);
+            }
+        }
+    }
+    TILE_UNROLL for (int i = 0; i < rows * TILE_PANEL_VECTORS; i++) sums[i] += more[i] >> 4;
+}
+TILE_INLINE void dot_levels_8_fused(const int rows, const int8_t* a, int64_t lda, const uint8_t* b, const int64_t size,
+                                    i32v* sums) {
+    i32v more[4 * TILE_PANEL_VECTORS]; /* no sum waits for the one before it */
+    TILE_UNROLL for (int i = 0; i < rows * TILE_PANEL_VECTORS; i++) sums[i] = more[i] = (i32v){0};
+    TILE_UNROLL for (int64_t k = 0; k < size; k += 4) {
+        TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {
+            const words x = TILE_LOAD_WORDS(b + k * TILE_PANEL + v * TILE_LANES * 4);
+            TILE_UNROLL for (int i = 0; i < rows; i++) {
+                i32v* to = (k & 4 ? more : sums) + i * TILE_PANEL_VECTORS + v;
+                TILE_DOT_BYTES(*to, x, four_bytes(a + i * lda + k));
+            }
+        }
+    }
+    TILE_UNROLL for (int i = 0; i < rows * TILE_PANEL_VECTORS; i++) sums[i] += more[i];
+}
+TILE_INLINE void dot_levels_4_apart(const int rows, const int8_t* a, int64_t lda, const uint8_t* b, const int64_t size,
+                                    i32v* sums) {
     enum { RUN = 32 }; /* 8 sums of two products of at most 15 · 127 fit 16 bits */
     const words low = TILE_WORDS(set1_epi8)(15), ones = TILE_WORDS(set1_epi16)(1);
     for (int64_t start = 0; start < size; start += RUN) {
@@ -120,8 +193,8 @@ TILE_INLINE void dot_levels_4(const int rows, const int8_t* a, int64_t lda, cons
         }
     }
 }
-TILE_INLINE void dot_levels_8(const int rows, const int16_t* a, int64_t lda, const uint8_t* b, const int64_t size,
-                              i32v* sums) {
+TILE_INLINE void dot_levels_8_apart(const int rows, const int16_t* a, int64_t lda, const uint8_t* b, const int64_t size,
+                                    i32v* sums) {
     const words low = TILE_WORDS(set1_epi16)(255);
     TILE_UNROLL for (int i = 0; i < rows * TILE_PANEL_VECTORS; i++) sums[i] = (i32v){0};
     TILE_UNROLL_DEPTH for (int64_t k = 0; k < size; k += 4) {
@@ -142,7 +215,7 @@ TILE_INLINE void dot_levels_8(const int rows, const int16_t* a, int64_t lda, con
 }
 #else
 #define TILE_DOT_LEVELS(BITS, ELEMENT)                                                                                 \
-    TILE_INLINE void dot_levels_##BITS(const int rows, const ELEMENT* a, int64_t lda, const uint8_t* b,                \
+    TILE_INLINE void dot_levels_##BITS##_apart(const int rows, const ELEMENT* a, int64_t lda, const uint8_t* b,                \
                                        const int64_t size, i32v* sums) {                                               \
         enum { EACH = 32 / BITS }; /* levels of a word */                                                              \
         TILE_UNROLL for (int i = 0; i < rows * TILE_PANEL_VECTORS; i++) sums[i] = (i32v){0};                           \
@@ -159,7 +232,19 @@ TILE_INLINE void dot_levels_8(const int rows, const int16_t* a, int64_t lda, con
     }
 TILE_DOT_LEVELS(4, int8_t)
 TILE_DOT_LEVELS(8, int16_t)
+#define dot_levels_4_fused dot_levels_4_apart
+#define dot_levels_8_fused(rows, a, ...) (void)(a)
 #endif
+TILE_INLINE void dot_levels_4(int fused, const int rows, const int8_t* a, int64_t at, int64_t lda, const uint8_t* b,
+                              const int64_t size, i32v* sums) {
+    if (fused) dot_levels_4_fused(rows, a + at, lda, b, size, sums);
+    else dot_levels_4_apart(rows, a + at, lda, b, size, sums);
+}
+TILE_INLINE void dot_levels_8(int fused, const int rows, const int16_t* a, int64_t at, int64_t lda, const uint8_t* b,
+                              const int64_t size, i32v* sums) {
+    if (fused) dot_levels_8_fused(rows, (const int8_t*)a + at, lda, b, size, sums);
+    else dot_levels_8_apart(rows, a + at, lda, b, size, sums);
+}
 
 /* ---- products of levels by bytes on processors that multiply bytes. A row of levels that are a byte less one zero point
  * spans at most 255: less a shift they are bytes again, of the sign that b has not, which is what the instructions take.
