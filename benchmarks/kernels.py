@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from cached_attention import bind_cache, grouped_query_attention
 from chart import plot
 from onnx import TensorProto, helper
 from tables import summary, table
@@ -75,11 +76,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Family:
-    """Points of one model; `peer` is ONNX Runtime's own fused operator for the same."""
+    """Points of one model; `peer` is ONNX Runtime's own fused operator for the same, and `bind_peer` gives it feeds."""
 
     build: Callable[[], onnx.ModelProto]
     points: tuple[Point, ...]
     peer: Callable[[], onnx.ModelProto] | None = None
+    bind_peer: Callable[[ort.InferenceSession, Feeds], Callable[[], object]] = bound_run
 
 
 # ---- the grid
@@ -224,7 +226,8 @@ def decodes() -> Iterator[Family]:
         )
         for past in (512, 2048, 8192, 32768)
     )
-    yield Family(lambda: regions.decode(heads=LARGE.queries, kv_heads=LARGE.keys, size=LARGE.size), points)
+    sizes = {"heads": LARGE.queries, "kv_heads": LARGE.keys, "size": LARGE.size}
+    yield Family(lambda: regions.decode(**sizes), points, lambda: grouped_query_attention(**sizes), bind_cache)
 
 
 def rows() -> Iterator[Family]:
@@ -354,9 +357,12 @@ class Sessions:
             wide = fused.with_name("kernel.f32.onnx")
             fuse(family, original, wide, replace(options, precision="f32"))
             found["ours f32"] = load(wide, threads=threads)
+        runners: dict[str, Callable[[Feeds], Callable[[], object]]] = {
+            name: (lambda feeds, session=session: bound_run(session, feeds)) for name, session in found.items()
+        }
         if family.peer is not None:
-            found["onnxruntime fused"] = default_session(write(family.peer(), folder / "peer.onnx"), threads)
-        runners = {name: (lambda feeds, session=session: bound_run(session, feeds)) for name, session in found.items()}
+            peer = default_session(write(family.peer(), folder / "peer.onnx"), threads)
+            runners["onnxruntime fused"] = lambda feeds: family.bind_peer(peer, feeds)
         runners |= openvino_runner(original, threads, options.precision)
         limit = LARGEST_ERROR[options.precision]
         return Sessions(original, fused, found["ours"], found["onnxruntime"], runners, limit)
