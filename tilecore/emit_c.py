@@ -409,15 +409,16 @@ class _Kernel(Expressions):
 
         Where index comparisons are settled, vectors go without them.
         """
-        lanes, ranges, reached = self.target.lanes, settled(loop), False
+        lanes, ranges, reached = self.target.lanes, settled(loop), const(0)
         for clean in ranges:
             start = const(0) if clean.first is None else clean.first
-            if start != const(0) and (self.streaming or not _divides(start, lanes)):
+            whole = start == reached and not self.streaming and _divides(start, lanes)
+            if start != const(0) and not whole:
                 before = f"{name} < {self.scalar(start)} && {name} + {lanes} <= {stop}"
                 self._vector_body(loop, f"for (; {before}; {name} += {lanes})", [name], totals, None)
             self._vectors(clean.loop, name, self.scalar(clean.loop.stop), totals, copies)
-            reached = clean.loop.stop == loop.stop
-        if not reached:
+            reached = clean.loop.stop
+        if reached != loop.stop:
             self._vectors(loop, name, stop, totals, 1 if ranges else copies)
         if self.streaming or not _divides(loop.stop, lanes):
             self._vector_body(loop, f"if ({name} < {stop})", [name], totals, f"lanes_below({stop} - {name})")

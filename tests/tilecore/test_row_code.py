@@ -181,6 +181,25 @@ def test_results_past_the_caches(kind: str, columns: int, target: Target, toolch
     compare(case, plain, target, toolchain)
 
 
+@each_target
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("width", [40, 48])
+@pytest.mark.parametrize("parts", [2, 3, 4, 5])
+def test_parts_of_a_row_with_values_of_their_own(
+    parts: int, width: int, small: bool, target: Target, toolchain: Toolchain
+) -> None:
+    """As rows that are joined from several: the first columns are not those of what comes later."""
+    columns = const(parts * width)
+    x, r, c = tensor("x", Sym("R"), columns), axis("r", Sym("R")), axis("c", columns)
+    value: Expr = Load(x, (r, c)) * float(parts)
+    for part in range(parts - 1, 0, -1):
+        value = select(binary("lt", c, const(part * width)), Load(x, (r, c)) * float(part), value)
+    spec = RowSpec((x,), r, c, (), (Result(Place(tensor("y", Sym("R"), columns), (r, c), (r, c)), value),))
+    given = np.random.default_rng(0).standard_normal((7, parts * width), dtype=np.float32)
+    (got,) = load_kernel(compiled(spec, target, small=small), target, toolchain)(given)
+    np.testing.assert_array_equal(got, given * np.repeat(np.arange(1, parts + 1, dtype=np.float32), width))
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_no_number_stays_in_its_row_past_the_caches(poison: float, toolchain: Toolchain) -> None:
     case = row_case("softmax", rows=5, columns=43, dynamic=True)
