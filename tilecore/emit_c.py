@@ -75,6 +75,7 @@ from tilecore.loops import (
     Touch,
     VectorLoop,
     loop_statements,
+    written,
 )
 from tilecore.settled import settled
 from tilecore.span import Span
@@ -240,7 +241,7 @@ class _Kernel(Expressions):
             case Let():
                 self.scopes[-1].variables[stmt.var] = self.scalar(stmt.value)
             case Loop():
-                self.forget(_written(stmt.body))
+                self.forget(written(stmt.body))
                 start, stop = self.scalar(stmt.start), self.scalar(stmt.stop)
                 name = self.fresh(f"{stmt.var.name}_")
                 self.nested(
@@ -248,10 +249,10 @@ class _Kernel(Expressions):
                     stmt.body,
                     {stmt.var: name},
                 )
-                self.forget(_written(stmt.body))
+                self.forget(written(stmt.body))
             case Branch():
                 self._branch(stmt)
-                self.forget(_written((stmt,)))
+                self.forget(written((stmt,)))
             case Repeat():
                 self._repeat(stmt)
             case Say():
@@ -264,29 +265,29 @@ class _Kernel(Expressions):
                 self._put(stmt)
             case VectorLoop():
                 self._vector_loop(stmt)
-                self.forget(_written((stmt,)))
+                self.forget(written((stmt,)))
             case Mma() | FewRows():
                 self._mma(stmt)
-                self.forget(_written((stmt,)))
+                self.forget(written((stmt,)))
             case Stream():
                 emit_stream(self, stmt, self.target)
-                self.forget(_written((stmt,)))
+                self.forget(written((stmt,)))
             case RoundRows():
                 emit_rounding(self, stmt)
-                self.forget(_written((stmt,)))
+                self.forget(written((stmt,)))
             case ByteStream():
                 emit_byte_stream(self, stmt, self.target)
-                self.forget(_written((stmt,)))
+                self.forget(written((stmt,)))
             case Blocks():
                 emit_blocks(self, stmt, self._points)
-                self.forget(_written((stmt,)))
+                self.forget(written((stmt,)))
             case PackTransposed():
                 self._pack_transposed(stmt)
-                self.forget(_written((stmt,)))
+                self.forget(written((stmt,)))
             case Once():
                 flag = f"once_{stmt.name}[{self.scalar(stmt.index)}]"
                 self.nested(f"if (!{flag})", stmt.body, {}, f"{flag} = 1;")
-                self.forget(_written(stmt.body))
+                self.forget(written(stmt.body))
             case Touch():
                 address = f"{memory_name(stmt.memory)} + {self.scalar(stmt.offset)}"
                 self.line(f"__builtin_prefetch({address}, {int(stmt.write)});")
@@ -306,7 +307,7 @@ class _Kernel(Expressions):
 
     def _repeat(self, loop: Repeat) -> None:
         """The condition is computed anew in every turn, inside the loop."""
-        self.forget(_written(loop.body))
+        self.forget(written(loop.body))
         self.scopes.append(Scope())
         self.line(f"if (!({self.scalar(loop.condition)})) break;{_where(loop.span)}")
         self.block(loop.body)
@@ -314,7 +315,7 @@ class _Kernel(Expressions):
         self.line("for (;;) {")
         self.scopes[-1].lines.extend(_indent(lines))
         self.line("}")
-        self.forget(_written(loop.body))
+        self.forget(written(loop.body))
 
     def _say(self, say: Say) -> None:
         formats = [say.message.replace("%", "%%"), *(PRINTED[held(value.dtype)][0] for value in say.values)]
@@ -552,24 +553,6 @@ def _is_step(op: Op) -> bool:
 
 def _is_float(value: Expr) -> bool:
     return not value.dtype.is_int and value.dtype is not DType.BOOL
-
-
-def _written(body: tuple[LoopStmt, ...]) -> set[Memory]:
-    """Memories that statements change."""
-    written: set[Memory] = set()
-    for stmt in loop_statements(body):
-        match stmt:
-            case Put():
-                written.add(stmt.memory)
-            case Mma() | FewRows() | Stream() | ByteStream():
-                written.add(stmt.c.memory)
-            case RoundRows():
-                written.update(part.memory for part in stmt.made)
-            case PackTransposed():
-                written.add(stmt.panels)
-            case _:
-                pass
-    return written
 
 
 def _scratch_only(loop: VectorLoop) -> bool:

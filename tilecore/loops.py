@@ -354,3 +354,21 @@ def loop_statements(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:
                 yield from loop_statements(stmt.otherwise)
             case _:
                 pass
+
+
+def written(body: tuple[LoopStmt, ...]) -> set[Memory]:
+    """Memories that statements change."""
+    changed: set[Memory] = set()
+    for stmt in loop_statements(body):
+        match stmt:
+            case Put():
+                changed.add(stmt.memory)
+            case Mma() | FewRows() | Stream() | ByteStream():
+                changed.add(stmt.c.memory)
+            case RoundRows():
+                changed.update(part.memory for part in stmt.made)
+            case PackTransposed():
+                changed.add(stmt.panels)
+            case _:
+                pass
+    return changed
