@@ -9,11 +9,13 @@ callable) adds its own sources.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from tilecore.commands import Commands
 from tilecore.compile import HEADERS
 from tilecore.emit_host import kernel_symbol
 from tilecore.emit_product import shared_units
@@ -36,10 +38,14 @@ class Linkable(Protocol):
 
 
 class Objects:
-    """Objects in the making: each source is built once, in the order of asking. Leaving it drops what has not begun."""
+    """Objects in the making: each source is built once, in the order of asking.
+
+    Leaving it drops what has not begun; leaving it by an error ends the compilers that run, too.
+    """
 
     def __init__(self, toolchain: Callable[[], Toolchain], workers: int = 2) -> None:
         self.toolchain = toolchain  # asked for when something is to be built: BuildError if there is none
+        self._commands = Commands()
         self._pool = ThreadPoolExecutor(workers)
         self._begun: dict[Source, Future[Path]] = {}
 
@@ -49,13 +55,18 @@ class Objects:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._commands.stop()
         self._pool.shutdown(cancel_futures=True)
 
     def start(self, source: Source) -> Future[Path]:
         """The object of `source`, or what was wrong, when it is there."""
         if source not in self._begun:
-            self._begun[source] = self._pool.submit(lambda: self.toolchain().object(source))
+            self._begun[source] = self._pool.submit(lambda: self._object(source))
         return self._begun[source]
+
+    def _object(self, source: Source) -> Path:
+        return replace(self.toolchain(), commands=self._commands).object(source)
 
     def start_kernel(self, kernel: Linkable, targets: Sequence[Target]) -> list[tuple[Target, Future[Path]]]:
         """The objects of a kernel's own texts; those of what it shares with others are begun too, before them."""

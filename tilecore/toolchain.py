@@ -15,9 +15,11 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from tilecore.commands import Commands
 
 COMMON = (
     "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
@@ -83,6 +85,7 @@ class Toolchain:
 
     compiler: Compiler
     cache: Path
+    commands: Commands = field(default_factory=Commands, compare=False, repr=False)
 
     def object(self, source: Source) -> Path:
         """The object file of a source. BuildError with the compiler's output when it is refused."""
@@ -147,9 +150,7 @@ class Toolchain:
         """What is wrong, or ""; the source goes in by standard input."""
         command = [*self.compiler.command, *arguments]
         try:
-            result = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", check=False, input=source, timeout=PATIENCE
-            )
+            result = self.commands.run(command, given=source, timeout=PATIENCE)
         except subprocess.TimeoutExpired as error:
             name = " ".join(self.compiler.command)
             raise BrokenToolchainError(f"{name} did not end within {PATIENCE} s, and was stopped") from error
@@ -220,14 +221,7 @@ def find_compiler(preferred: str | None = None) -> Compiler:
 def _version(command: tuple[str, ...]) -> str:
     name = " ".join(command)
     try:
-        result = subprocess.run(
-            [*command, "--version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=PATIENCE_FOR_VERSION,
-        )
+        result = Commands().run([*command, "--version"], timeout=PATIENCE_FOR_VERSION)
     except subprocess.TimeoutExpired as error:
         raise BuildError(
             f"{name} --version did not end within {PATIENCE_FOR_VERSION} s: is it a C compiler?"

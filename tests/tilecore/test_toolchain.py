@@ -5,11 +5,14 @@ import resource
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tilecore.commands import StoppedError
 from tilecore.link import Objects, link_kernels
 from tilecore.target import target_named
 from tilecore.toolchain import (
@@ -32,6 +35,21 @@ def script(folder: Path, text: str) -> Path:
     path.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo fake 1.0; exit 0; fi\n{text}\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+def sleeping(folder: Path) -> Path:
+    """A compiler that starts a program, says so, and waits for it far longer than anybody would."""
+    said = f"echo $! > {folder}/said; mv {folder}/said {folder}/asleep"
+    return script(folder, f"sleep 1000 & {said}; wait")
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether what `sleeping` started is gone; one that nobody waits for any more does not run either."""
+    number = int((folder / "asleep").read_text())
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def build(toolchain: Toolchain, source: str = SOURCE) -> Path:
@@ -82,10 +100,32 @@ def test_a_compiler_whose_library_is_none_is_one_error(tmp_path: Path) -> None:
 
 def test_a_compiler_that_hangs_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilecore.toolchain.PATIENCE", 0.2)
-    toolchain = find_toolchain(tmp_path / "cache", str(script(tmp_path, "exec sleep 30")))
+    toolchain = find_toolchain(tmp_path / "cache", str(sleeping(tmp_path)))
     with pytest.raises(BrokenToolchainError, match=r"fakecc did not end within 0\.2 s, and was stopped"):
         build(toolchain)
     assert list((tmp_path / "cache").iterdir()) == []
+    assert has_ended(tmp_path)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_leaving_by_an_error_ends_the_compilers(error: type[BaseException], tmp_path: Path) -> None:
+    toolchain = find_toolchain(tmp_path / "cache", str(sleeping(tmp_path)))
+    made: list[Future[Path]] = []
+
+    def interrupted() -> None:
+        with Objects(lambda: toolchain) as objects:
+            made.extend(objects.start(Source(text)) for text in (SOURCE, SOURCE + "\n"))
+            while not (tmp_path / "asleep").exists():
+                time.sleep(0.01)
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
+    for one in made:
+        with pytest.raises(StoppedError):
+            one.result()
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert has_ended(tmp_path)
 
 
 def test_words_of_a_compiler_in_no_encoding_are_shown(tmp_path: Path) -> None:
