@@ -250,11 +250,16 @@ TILE_INLINE void dot_levels_8(int fused, const int rows, const int16_t* a, int64
  * spans at most 255: less a shift they are bytes again, of the sign that b has not, which is what the instructions take.
  * What the shift takes away comes back as the shift times the sums of b's columns. Other rows are multiplied as they are. */
 #if defined(TILE_FUSED_DOT)
-enum { TILE_BYTE_ROWS = 32, TILE_BYTE_DEPTH = 4096, TILE_BYTE_PANELS = 64, TILE_FEW_BYTE_ROWS = 2 };
+enum { TILE_BYTE_ROWS = 64, TILE_BYTE_DEPTH = 2048, TILE_BYTE_PANELS = 64, TILE_BYTE_STRIP = 4, TILE_FEW_BYTE_ROWS = 2 };
 #define TILE_DOT_BYTES_i8(acc, a, b) TILE_DOT_BYTES(*(acc), a, b)
 #define TILE_DOT_BYTES_u8(acc, a, b) TILE_DOT_BYTES(*(acc), b, a)
+#if defined(__clang__)
+#define TILE_APART __attribute__((noinline))
+#else /* gcc keeps sums in memory where it knows what callers pass */
+#define TILE_APART __attribute__((noinline, noipa))
+#endif
 #define TILE_BYTES(MR, NV, NAME, ELEMENT)                                                                              \
-    static TILE_FUSED_DOT __attribute__((noinline)) void bytes_##NAME##_##MR##x##NV(                                   \
+    static TILE_FUSED_DOT TILE_APART void bytes_##NAME##_##MR##x##NV(                                                  \
         const uint8_t* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,                \
         int32_t* restrict c, int64_t ldc, int64_t depth, int clear) {                                                  \
         (void)step;                                                                                                    \
@@ -274,24 +279,6 @@ enum { TILE_BYTE_ROWS = 32, TILE_BYTE_DEPTH = 4096, TILE_BYTE_PANELS = 64, TILE_
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++)                              \
             store_i32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                        \
     }
-
-/* sums[column] of some panels of b. */
-#define TILE_COLUMN_SUMS(NAME, ELEMENT)                                                                                \
-    static TILE_FUSED_DOT inline void column_sums_##NAME(const ELEMENT* b, int64_t panel, int64_t panels,              \
-                                                         int64_t depth, int32_t* sums) {                               \
-        const i32v ones = splat_i32(0x01010101);                                                                       \
-        for (int64_t p = 0; p < panels; p++)                                                                           \
-            TILE_UNROLL for (int v = 0; v < TILE_PANEL_VECTORS; v++) {                                                 \
-                i32v acc = {0}, x;                                                                                     \
-                for (int64_t k = 0; k < depth; k += 4) {                                                               \
-                    memcpy(&x, b + p * panel + k * TILE_PANEL + v * TILE_LANES * 4, sizeof x);                         \
-                    TILE_DOT_BYTES_##NAME(&acc, ones, x);                                                              \
-                }                                                                                                      \
-                store_i32(sums + p * TILE_PANEL + v * TILE_LANES, acc);                                                \
-            }                                                                                                          \
-    }
-TILE_COLUMN_SUMS(i8, int8_t)
-TILE_COLUMN_SUMS(u8, uint8_t)
 
 /* `to` = a − `shift` of a row, in bytes from 0 to 255, or −128 to 127 where `wanted` is −128; 0 up to whole vectors past
  * `depth`. Whether they fit. */
@@ -328,46 +315,68 @@ static inline int level_bytes(const int16_t* a, int64_t depth, uint8_t* to, int3
     return 1;
 }
 
-/* c += shift[row] · sums[column] */
-static inline void add_shifts(int32_t* c, int64_t ldc, int64_t rows, int64_t panels, const int32_t* shift, const int32_t* sums) {
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < panels * TILE_PANEL; j += TILE_LANES)
-            store_i32(c + i * ldc + j, load_i32(c + i * ldc + j) + splat_i32(shift[i]) * load_i32(sums + j));
+/* c = c, unless that is to be cleared, + part[row], where there is one, + shift[row] · sums[column] */
+TILE_INLINE void finish_bytes(int32_t* restrict c, int64_t ldc, const int32_t* restrict part, const int32_t* sums, int64_t rows,
+                              int64_t columns, const int32_t* shift, const int clear) {
+    for (int64_t i = 0; i < rows; i++) {
+        const i32v by = splat_i32(shift[i]);
+        TILE_UNROLL_DEPTH for (int64_t j = 0; j < columns; j += TILE_LANES) {
+            i32v v = by * load_i32(sums + j);
+            if (part) v += load_i32(part + i * TILE_BYTE_STRIP * TILE_PANEL + j);
+            if (!clear) v += load_i32(c + i * ldc + j);
+            store_i32(c + i * ldc + j, v);
+        }
+    }
 }
 
+/* A block of rows is multiplied panel by panel, a few at a time, with a row of ones before it: what that gives is the sums of
+ * the columns. Tile registers hold no such row, and leave what is no whole step of theirs. */
 #define TILE_BYTE_PRODUCT(NAME, ELEMENT, WANTED)                                                                       \
+    static inline void byte_block_##NAME(const uint8_t* restrict bytes, int64_t row, const ELEMENT* restrict b, int64_t panel, \
+                                         int32_t* restrict c, int64_t ldc, int64_t rows, int64_t panels, int64_t depth, \
+                                         const int32_t* shift, int clear) {                                            \
+        enum { WIDE = TILE_BYTE_STRIP * TILE_PANEL };                                                                  \
+        int32_t part[(TILE_BYTE_ROWS + 1) * WIDE] __attribute__((aligned(64)));                                        \
+        const int64_t done = TILE_TILES_##NAME(bytes + row, row, b, panel, c, ldc, rows, panels, depth, clear);        \
+        for (int64_t p = 0; p < panels; p += TILE_BYTE_STRIP) {                                                        \
+            const int64_t columns = min_i64(panels - p, TILE_BYTE_STRIP) * TILE_PANEL;                                 \
+            const ELEMENT* right = b + p * panel;                                                                      \
+            int32_t* to = c + p * TILE_PANEL;                                                                          \
+            product_##NAME##_bytes(bytes, row, 1, right, panel, part, WIDE, done ? 1 : rows + 1, columns, depth, 1);   \
+            if (done && done < depth)                                                                                  \
+                product_##NAME##_bytes(bytes + row + done, row, 1, right + done * TILE_PANEL, panel, part + WIDE, WIDE, rows, \
+                                       columns, depth - done, 1);                                                      \
+            if (done == depth) finish_bytes(to, ldc, NULL, part, rows, columns, shift, 0);                             \
+            else if (clear && !done) finish_bytes(to, ldc, part + WIDE, part, rows, columns, shift, 1);                \
+            else finish_bytes(to, ldc, part + WIDE, part, rows, columns, shift, 0);                                    \
+        }                                                                                                              \
+    }                                                                                                                  \
     static void byte_product_##NAME(const int16_t* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b,   \
-                                    int64_t panel, int32_t* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth,    \
+                                    int64_t panel, int32_t* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, \
                                     int clear) {                                                                       \
         (void)step; /* 1: levels of a row lie side by side */                                                          \
-        uint8_t bytes[TILE_BYTE_ROWS * TILE_BYTE_DEPTH] __attribute__((aligned(64)));                                  \
-        int32_t sums[TILE_BYTE_PANELS * TILE_PANEL], shift[TILE_BYTE_ROWS];                                            \
+        uint8_t bytes[(TILE_BYTE_ROWS + 1) * TILE_BYTE_DEPTH] __attribute__((aligned(64)));                            \
+        int32_t shift[TILE_BYTE_ROWS];                                                                                 \
         const int64_t all = (columns + TILE_PANEL - 1) / TILE_PANEL;                                                   \
         if (depth == 0) product_##NAME##_plain(a, lda, 1, b, panel, c, ldc, rows, columns, depth, clear);              \
-        for (int64_t k = 0; k < depth; k += TILE_BYTE_DEPTH, clear = 0)                                                \
+        for (int64_t k = 0; k < depth; k += TILE_BYTE_DEPTH, clear = 0) {                                              \
+            const int64_t deep = min_i64(depth - k, TILE_BYTE_DEPTH), row = (deep + 63) / 64 * 64, fours = (deep + 3) / 4 * 4; \
+            memset(bytes, 1, row);                                                                                     \
             for (int64_t p = 0; p < all; p += TILE_BYTE_PANELS) {                                                      \
-                const int64_t deep = min_i64(depth - k, TILE_BYTE_DEPTH), panels = min_i64(all - p, TILE_BYTE_PANELS); \
-                const int64_t row = (deep + 63) / 64 * 64, fours = (deep + 3) / 4 * 4;                                 \
+                const int64_t panels = min_i64(all - p, TILE_BYTE_PANELS);                                             \
                 const ELEMENT* right = b + p * panel + k * TILE_PANEL;                                                 \
-                column_sums_##NAME(right, panel, panels, fours, sums);                                                 \
                 for (int64_t i = 0; i < rows; i += TILE_BYTE_ROWS) {                                                   \
                     const int64_t count = min_i64(rows - i, TILE_BYTE_ROWS);                                           \
                     const int16_t* left = a + i * lda + k;                                                             \
                     int32_t* to = c + i * ldc + p * TILE_PANEL;                                                        \
                     int fit = 1;                                                                                       \
                     for (int64_t r = 0; r < count && fit; r++)                                                         \
-                        fit = level_bytes(left + r * lda, deep, bytes + r * row, WANTED, shift + r);                   \
-                    if (!fit) {                                                                                        \
-                        product_##NAME##_plain(left, lda, 1, right, panel, to, ldc, count, panels * TILE_PANEL, deep, clear); \
-                        continue;                                                                                      \
-                    }                                                                                                  \
-                    const int64_t done = TILE_TILES_##NAME(bytes, row, right, panel, to, ldc, count, panels, deep, clear); \
-                    if (done < fours)                                                                                  \
-                        product_##NAME##_bytes(bytes + done, row, 1, right + done * TILE_PANEL, panel, to, ldc, count, \
-                                               panels * TILE_PANEL, fours - done, clear && !done);                     \
-                    add_shifts(to, ldc, count, panels, shift, sums);                                                   \
+                        fit = level_bytes(left + r * lda, deep, bytes + (r + 1) * row, WANTED, shift + r);             \
+                    if (fit) byte_block_##NAME(bytes, row, right, panel, to, ldc, count, panels, fours, shift, clear); \
+                    else product_##NAME##_plain(left, lda, 1, right, panel, to, ldc, count, panels * TILE_PANEL, deep, clear); \
                 }                                                                                                      \
             }                                                                                                          \
+        }                                                                                                              \
     }
 #define TILE_BYTE_PRODUCT_i8 TILE_BYTE_PRODUCT(i8, int8_t, 0)
 #define TILE_BYTE_PRODUCT_u8 TILE_BYTE_PRODUCT(u8, uint8_t, -128)
@@ -411,22 +420,24 @@ static inline void add_shifts(int32_t* c, int64_t ldc, int64_t rows, int64_t pan
         static int8_t known; /* 0: not asked yet */                                                                    \
         const int64_t deep = depth / 64 * 64;                                                                          \
         if (rows < TILE_LEAST_TILE_ROWS || !deep || !TILE_ASKED(known, tile_x86_amx_bytes())) return 0;                \
-        const int tall = rows > 16;                                                                                    \
-        uint8_t shapes[64] __attribute__((aligned(64))) = {1};                                                         \
-        for (int i = 0; i < 8; i++) {                                                                                  \
-            const int64_t lower = tall ? rows - 16 : 1, upper = tall ? 16 : rows;                                      \
-            shapes[16 + 2 * i] = 64; /* bytes of a row */                                                              \
-            shapes[48 + i] = (uint8_t)(i >= 6 ? 16 : i == 2 || i == 3 || i == 5 ? lower : upper);                      \
-        }                                                                                                              \
-        TILE_CONFIG(shapes);                                                                                           \
-        for (int64_t p = 0; p < panels; p += 2) {                                                                      \
-            const ELEMENT* right = b + p * panel;                                                                      \
-            int32_t* to = c + p * TILE_PANEL;                                                                          \
-            const int wide = p + 1 < panels;                                                                           \
-            if (tall && wide) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 1, 1);                     \
-            else if (tall) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 1, 0);                        \
-            else if (wide) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 0, 1);                        \
-            else tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 0, 0);                                  \
+        for (; rows > 0; rows -= 32, a += 32 * row, c += 32 * ldc) {                                                   \
+            const int tall = rows > 16;                                                                                \
+            uint8_t shapes[64] __attribute__((aligned(64))) = {1};                                                     \
+            for (int i = 0; i < 8; i++) {                                                                              \
+                const int64_t lower = tall ? min_i64(rows - 16, 16) : 1, upper = tall ? 16 : rows;                     \
+                shapes[16 + 2 * i] = 64; /* bytes of a row */                                                          \
+                shapes[48 + i] = (uint8_t)(i >= 6 ? 16 : i == 2 || i == 3 || i == 5 ? lower : upper);                  \
+            }                                                                                                          \
+            TILE_CONFIG(shapes);                                                                                       \
+            for (int64_t p = 0; p < panels; p += 2) {                                                                  \
+                const ELEMENT* right = b + p * panel;                                                                  \
+                int32_t* to = c + p * TILE_PANEL;                                                                      \
+                const int wide = p + 1 < panels;                                                                       \
+                if (tall && wide) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 1, 1);                 \
+                else if (tall) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 1, 0);                    \
+                else if (wide) tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 0, 1);                    \
+                else tile_bytes_##NAME(a, row, right, panel, to, ldc, deep, clear, 0, 0);                              \
+            }                                                                                                          \
         }                                                                                                              \
         TILE_RELEASE();                                                                                                \
         TILE_FENCE();                                                                                                  \
