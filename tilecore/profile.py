@@ -69,6 +69,7 @@ _AMX, _DOT = (target.name for target in TARGETS if target.base)
 
 PROFILES: tuple[HardwareProfile, ...] = (
     HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 64, 32, _DOT, 2 / 3),
+    HardwareProfile("zen5", _V4, 2, 48 << 10, 1 << 20, 32 << 20, 2.0, 121, 60, 31, 8, 4.2e9, 128, 64, _DOT, 2 / 3),
     HardwareProfile("zen3", _V3, 2, 32 << 10, 512 << 10, 32 << 20, 2.0, 64, 32, 20, 6, 3.0e9, 32),
     HardwareProfile("sapphire-rapids", _V4, 2, 48 << 10, 2 << 20, 60 << 20, 2.0, 128, 48, 12, 6, 2.6e9, 128, 512, _AMX),
     HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6, 3.6e9, 32),
@@ -83,6 +84,7 @@ NEEDED: Mapping[str, set[str]] = {  # flags in /proc/cpuinfo
 }
 INTEL_VENDOR = "GenuineIntel"
 INTEL = ("sapphire-rapids", "avx2-desktop")  # the rows that Intel's processors without one of their own are most like
+AMD_VENDOR, AMD_ZEN5 = "AuthenticAMD", 26  # the family of Zen 5, as /proc/cpuinfo counts them: Zen 3 and 4 are 25
 
 
 def profile_named(name: str) -> HardwareProfile:
@@ -96,8 +98,7 @@ def profile_named(name: str) -> HardwareProfile:
 def detect_profile() -> HardwareProfile:
     """This machine: the table's row for its best target, with the cores and caches that the system reports."""
     target = detect_target()
-    rows = [profile for profile in PROFILES if profile.target == target]
-    base = next((row for row in rows if row.name in INTEL and _cpu_line("vendor_id") == INTEL_VENDOR), rows[0])
+    base = _row_like(_cpu_line("vendor_id"), _cpu_line("cpu family"), target)
     found = {level: cache_size(level) for level in (1, 2, 3)}
     narrow = _narrow_target()
     return replace(
@@ -110,6 +111,14 @@ def detect_profile() -> HardwareProfile:
         l2=found[2] or base.l2,
         l3=found[3] or base.l3,
     )
+
+
+def _row_like(vendor: str, family: str, target: Target) -> HardwareProfile:
+    """The table's row for `target` that a processor is most like."""
+    rows = [profile for profile in PROFILES if profile.target == target]
+    newer = vendor == AMD_VENDOR and family.isdigit() and int(family) >= AMD_ZEN5
+    wanted = INTEL if vendor == INTEL_VENDOR else ("zen5",) if newer else ()
+    return next((row for row in rows if row.name in wanted), rows[0])
 
 
 def detect_target() -> Target:

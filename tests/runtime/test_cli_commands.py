@@ -240,7 +240,7 @@ def test_bench_passes_its_arguments(run: Run, replace: Any, model: Path) -> None
 def test_profile_prints_the_table_of_machines(run: Run) -> None:
     table = json.loads(run("profile", "--table", "--json").out)
     assert table["zen4"]["target"] == "x86-64-v4"
-    for name in ("zen4", "sapphire-rapids", "graviton3", "avx2-desktop", "h100", "a100"):
+    for name in ("zen4", "zen5", "sapphire-rapids", "graviton3", "avx2-desktop", "h100", "a100"):
         assert name in run("profile", "--table").out
         assert name in json.loads(run("profile", "--table", "--json").out)
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import tilecore.profile as profile_module
 from tilecore.measure import measure_profile
 from tilecore.profile import PROFILES, HardwareProfile, count_cores, detect_profile, machine_key, profile_named
+from tilecore.target import target_named
 from tilecore.toolchain import find_toolchain
 
 
@@ -29,8 +31,31 @@ def test_json_that_is_no_profile_is_refused() -> None:
 
 
 def test_unknown_machines_are_named_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="unknown profile 'z80'; there are zen4, zen3, sapphire-rapids"):
+    with pytest.raises(ValueError, match="unknown profile 'z80'; there are zen4, zen5, zen3, sapphire-rapids"):
         profile_named("z80")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "target", "name"),
+    [
+        ("AuthenticAMD", "25", "x86-64-v4", "zen4"),
+        ("AuthenticAMD", "26", "x86-64-v4", "zen5"),
+        ("AuthenticAMD", "26", "x86-64-v3", "zen3"),
+        ("AuthenticAMD", "25", "x86-64-v3", "zen3"),
+        ("GenuineIntel", "6", "x86-64-v4", "sapphire-rapids"),
+        ("GenuineIntel", "6", "x86-64-v3", "avx2-desktop"),
+        ("", "", "x86-64-v4", "zen4"),
+        ("", "", "aarch64", "graviton3"),
+    ],
+)
+def test_a_processor_has_the_row_that_it_is_most_like(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, family: str, target: str, name: str
+) -> None:
+    lines = {"vendor_id": vendor, "cpu family": family}
+    monkeypatch.setattr(profile_module, "_cpu_line", lambda field: lines.get(field, ""))
+    monkeypatch.setattr(profile_module, "detect_target", lambda: target_named(target))
+    found, row = detect_profile(), profile_named(name)
+    assert (found.clock, found.l1_bytes, found.kept) == (row.clock, row.l1_bytes, row.kept)
 
 
 def test_a_machine_has_one_key_and_at_least_a_core() -> None:
