@@ -351,7 +351,7 @@ class _Kernel(Expressions):
         else:
             kind = kind_of(mma)
             function = product_function(kind, self.program.tile, self.target)
-            if asks_ahead(kind):
+            if asks_ahead(kind, self.target):
                 among = "".join(f", {self.scalar(part)}" for part in mma.among or (const(0), mma.rows))
         self.line(
             f"{function}({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, "

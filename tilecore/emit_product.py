@@ -80,19 +80,23 @@ def kind_of(mma: Mma) -> ProductKind:
     return KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype, mma.b.pairs]
 
 
-def asks_ahead(kind: ProductKind) -> bool:
-    """Whether register tiles of that kind ask for the panels after theirs: such a product takes `Mma.among`, too."""
-    return kind.stamp.startswith("TILE_MMA(")
-
-
 def in_tiles(kind: ProductKind) -> bool:
     """Whether a target with tile registers uses them for products of that kind."""
     return kind.types[:2] == ("uint16_t", "uint16_t")
 
 
+def asks_ahead(kind: ProductKind, target: Target) -> bool:
+    """Whether register tiles of that kind ask for the panels after theirs: such a product takes `Mma.among`, too."""
+    return _can_ask(kind) and not (target.amx and in_tiles(kind))
+
+
+def _can_ask(kind: ProductKind) -> bool:
+    return kind.stamp.startswith(("TILE_MMA(", "TILE_MMA_NARROW("))
+
+
 def product_function(kind: ProductKind, tile: RegisterTile, target: Target) -> str:
     """The C name of the product of that kind: the library's, if kernels share it, else the kernel's own."""
-    if not asks_ahead(kind) or tile != choose_register_tile(target):
+    if not asks_ahead(kind, target) or tile != choose_register_tile(target):
         return kind.function
     return f"tile_{kind.function}_{target.name.replace('-', '_')}"
 
@@ -226,7 +230,8 @@ def _widest(rows: int, target: Target) -> int:
 
 def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Target, linkage: str) -> Iterator[str]:
     a, b, c = kind.types
-    ahead = asks_ahead(kind)
+    ahead = asks_ahead(kind, target)
+    alone = "TILE_CALL_ALONE" if _can_ask(kind) else "TILE_CALL"
     yield f"{linkage}void {kind.function}(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b,"
     yield f"                    int64_t panel, {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns,"
     yield f"                    int64_t depth, int clear{', int64_t first, int64_t all' if ahead else ''}) {{"
@@ -236,8 +241,7 @@ def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Tar
         yield f"    if (rows == {rows}) {{"
         for vectors in widths[rows]:
             count = vectors * target.lanes // PANEL
-            call = "TILE_CALL_ALONE" if ahead else "TILE_CALL"
-            yield f"        for (; p + {count} <= panels; p += {count}) {call}({kind.tile}{rows}x{vectors}, 0);"
+            yield f"        for (; p + {count} <= panels; p += {count}) {alone}({kind.tile}{rows}x{vectors}, 0);"
         yield "        return;"
         yield "    }"
     for vectors in widths[tile.rows]:
@@ -249,7 +253,7 @@ def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Tar
         yield f"            r = TILE_ROWS(rows - i, {tile.rows});"
         yield "            switch (r) {"
         for rows in range(tile.rows, 0, -1):
-            call = "TILE_CALL_AHEAD" if ahead else "TILE_CALL"
+            call = "TILE_CALL_AHEAD" if ahead else alone
             yield f"            case {rows}: {call}({kind.tile}{rows}x{vectors}, i); break;"
         yield "            default: break;"
         yield "            }"

@@ -87,6 +87,7 @@ PRODUCTS = (
     Product(33, 8, 17),
     SHORT,
     UNEVEN,
+    Product(90, 77, 144, {"block_m": 96, "block_n": 144, "block_k": 77}),  # tiles ask ahead, and turns leave rows over
 )
 
 
@@ -219,7 +220,9 @@ def test_every_row_of_x86_builds_where_it_cannot_run(target: Target, toolchain: 
     for spec in specs:
         kernel = made(narrowed(spec), target)
         text = kernel.sources[target.name]
-        assert ("product_narrow(" in text) == target.multiplies_bf16
+        assert ("product_narrow(" in text) == target.amx
+        shared = target.multiplies_bf16 and not target.amx
+        assert ("tile_product_narrow_x86_64_v4_bf16(" in text) == shared, "tiles that ask ahead are of the library"
         assert ("TILE_AMX_PRODUCT(" in text) == target.amx
         assert toolchain.object(Source(text, target.flags, (HEADERS,))).exists()
 

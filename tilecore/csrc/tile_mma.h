@@ -30,31 +30,36 @@ TILE_INLINE float* tile_below(float* row, int64_t ldc) {
     row = c;                                                                                                           \
     TILE_UNROLL for (int i = 0; i < MR; i++, row = tile_below(row, ldc))                                               \
         TILE_UNROLL for (int j = 0; j < NV; j++) store_f32(row + j * TILE_LANES, acc[i][j]);
+/* With each turn a tile asks for some lines of the panels after its own. */
+#define TILE_ASK(MR, NV)                                                                                               \
+    for (int64_t line = 0; MR > TILE_FEW && line < lines; line++, ahead += TILE_LINE / sizeof *ahead)                  \
+        TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                              \
+            __builtin_prefetch(ahead + j / TILE_PANEL * panel, 0, 2);
+#define TILE_MMA_STEP(MR, NV, TYPE)                                                                                    \
+    do {                                                                                                               \
+        if (MR <= TILE_FEW) {                                                                                          \
+            TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                          \
+                __builtin_prefetch(b + j / TILE_PANEL * panel + (k + TILE_AHEAD) * TILE_PANEL);                        \
+        }                                                                                                              \
+        f32v bv[NV];                                                                                                   \
+        TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] =                                                               \
+            load_##TYPE(b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL);       \
+        TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                     \
+            f32v av = splat_f32(a[i * lda + k * step]);                                                                \
+            TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] += av * bv[j];                                          \
+        }                                                                                                              \
+    } while (0)
 #define TILE_MMA(MR, NV, NAME, TYPE, ELEMENT)                                                                          \
     static __attribute__((noinline)) void NAME##MR##x##NV(                                                             \
         const float* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,                  \
         float* restrict c, int64_t ldc, int64_t depth, int clear, const ELEMENT* ahead, int64_t lines) {               \
         TILE_READ_SUMS(MR, NV)                                                                                         \
-        const int64_t turn = MR > TILE_FEW && lines ? TILE_TURN : depth;                                               \
-        for (int64_t from = 0; from < depth; from += turn) {                                                           \
-            for (int64_t line = 0; MR > TILE_FEW && line < lines; line++, ahead += TILE_LINE / sizeof(ELEMENT))        \
-                TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                      \
-                    __builtin_prefetch(ahead + j / TILE_PANEL * panel, 0, 2);                                          \
-            const int64_t stop = depth - from < turn ? depth : from + turn;                                            \
-            TILE_UNROLL_DEPTH for (int64_t k = from; k < stop; k++) {                                                  \
-                if (MR <= TILE_FEW) {                                                                                  \
-                    TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                  \
-                        __builtin_prefetch(b + j / TILE_PANEL * panel + (k + TILE_AHEAD) * TILE_PANEL);                \
-                }                                                                                                      \
-                f32v bv[NV];                                                                                           \
-                TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] =                                                       \
-                    load_##TYPE(b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL); \
-                TILE_UNROLL for (int i = 0; i < MR; i++) {                                                             \
-                    f32v av = splat_f32(a[i * lda + k * step]);                                                        \
-                    TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] += av * bv[j];                                  \
-                }                                                                                                      \
-            }                                                                                                          \
+        int64_t k = 0;                                                                                                 \
+        while (k + TILE_TURN <= depth) {                                                                               \
+            TILE_ASK(MR, NV)                                                                                           \
+            TILE_UNROLL_DEPTH for (const int64_t stop = k + TILE_TURN; k < stop; k++) TILE_MMA_STEP(MR, NV, TYPE);     \
         }                                                                                                              \
+        for (; k < depth; k++) TILE_MMA_STEP(MR, NV, TYPE);                                                            \
         TILE_WRITE_SUMS(MR, NV)                                                                                        \
     }
 
@@ -68,7 +73,7 @@ TILE_INLINE float* tile_below(float* row, int64_t ldc) {
     const int64_t share = each * (depth / TILE_TURN) * (TILE_LINE / (int64_t)sizeof(*b));                              \
     int64_t next = p + 2 * (count) > panels && panel > size ? size : (p + (count)) * panel, left = each ? TILE_UNITS : 0; \
     next += first / (full) * share, left -= first / (full) * each
-/* A tile of floats, alone or with its share. */
+/* A tile, alone or with its share. */
 #define TILE_CALL_ALONE(shape, row)                                                                                    \
     shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear, b, 0)
 #define TILE_CALL_AHEAD(shape, row)                                                                                    \

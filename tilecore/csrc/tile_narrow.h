@@ -67,11 +67,15 @@ TILE_INLINE int32_t narrow_pair(const uint16_t* a) { int32_t both; memcpy(&both,
 #define TILE_MMA_NARROW(MR, NV)                                                                                        \
     static __attribute__((noinline)) void mma_narrow_##MR##x##NV(                                                      \
         const uint16_t* restrict a, int64_t lda, int64_t step, const uint16_t* restrict b, int64_t panel,              \
-        float* restrict c, int64_t ldc, int64_t depth, int clear) {                                                    \
+        float* restrict c, int64_t ldc, int64_t depth, int clear, const uint16_t* ahead, int64_t lines) {              \
         (void)step; /* 1: pairs of a lie side by side */                                                               \
         TILE_READ_SUMS(MR, NV)                                                                                         \
         int64_t k = 0;                                                                                                 \
-        TILE_UNROLL_DEPTH for (; k + 2 <= depth; k += 2) TILE_NARROW_STEP(MR, NV, narrow_pair);                        \
+        while (k + TILE_TURN <= depth) {                                                                               \
+            TILE_ASK(MR, NV)                                                                                           \
+            TILE_UNROLL_DEPTH for (const int64_t stop = k + TILE_TURN; k < stop; k += 2) TILE_NARROW_STEP(MR, NV, narrow_pair);\
+        }                                                                                                              \
+        for (; k + 2 <= depth; k += 2) TILE_NARROW_STEP(MR, NV, narrow_pair);                                          \
         if (k < depth) TILE_NARROW_STEP(MR, NV, TILE_FIRST_HALF);                                                      \
         TILE_WRITE_SUMS(MR, NV)                                                                                        \
     }
