@@ -285,11 +285,13 @@ enum { TILE_BYTE_ROWS = 64, TILE_BYTE_DEPTH = 2048, TILE_BYTE_PANELS = 64, TILE_
 static inline int level_bytes(const int16_t* a, int64_t depth, uint8_t* to, int32_t wanted, int32_t* shift) {
     __m256i low = _mm256_set1_epi16(a[0]), high = low;
     int64_t k = 0;
-    for (; k + 16 <= depth; k += 16) {
-        const __m256i x = _mm256_loadu_si256((const __m256i*)(a + k));
-        low = _mm256_min_epi16(low, x);
-        high = _mm256_max_epi16(high, x);
+    __m256i lower = low, higher = low;
+    for (; k + 32 <= depth; k += 32) {
+        const __m256i x = _mm256_loadu_si256((const __m256i*)(a + k)), y = _mm256_loadu_si256((const __m256i*)(a + k + 16));
+        low = _mm256_min_epi16(low, x), lower = _mm256_min_epi16(lower, y);
+        high = _mm256_max_epi16(high, x), higher = _mm256_max_epi16(higher, y);
     }
+    low = _mm256_min_epi16(low, lower), high = _mm256_max_epi16(high, higher);
     int16_t lows[16], highs[16];
     memcpy(lows, &low, sizeof lows);
     memcpy(highs, &high, sizeof highs);
@@ -305,10 +307,11 @@ static inline int level_bytes(const int16_t* a, int64_t depth, uint8_t* to, int3
     if (most - least > 255) return 0;
     *shift = least - wanted;
     const __m256i base = _mm256_set1_epi16((int16_t)least), flip = _mm256_set1_epi8(wanted ? (char)0x80 : 0);
-    for (k = 0; k + 16 <= depth; k += 16) {
+    for (k = 0; k + 32 <= depth; k += 32) {
         const __m256i x = _mm256_sub_epi16(_mm256_loadu_si256((const __m256i*)(a + k)), base);
-        const __m256i bytes = _mm256_xor_si256(_mm256_packus_epi16(x, x), flip); /* 0 to 255, or that less 128 */
-        _mm_storeu_si128((__m128i*)(to + k), _mm256_castsi256_si128(_mm256_permute4x64_epi64(bytes, 0xd8)));
+        const __m256i y = _mm256_sub_epi16(_mm256_loadu_si256((const __m256i*)(a + k + 16)), base);
+        const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(x, y), 0xd8); /* packed in halves */
+        _mm256_storeu_si256((__m256i*)(to + k), _mm256_xor_si256(bytes, flip)); /* 0 to 255, or that less 128 */
     }
     for (; k < depth; k++) to[k] = (uint8_t)(a[k] - *shift);
     for (; k % 64; k++) to[k] = 0;
