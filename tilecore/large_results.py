@@ -8,7 +8,9 @@ others.
 
 Where the loops of a row hold a long one, its core would wait for memory before and after it, and memory for the core
 meanwhile. So it asks for what is next, to read and to write, also in calls that are not as large, as does a single
-loop for what it reads.
+loop for what it reads. Of short loops over long rows, the last one before results are stored asks for their lines: it
+reads what an earlier one brought, and stores wait for lines one after the other. On a Zen 5 that makes a layer norm of
+2,048 columns 1.05 times as fast, of 4,096 and 8,192 1.13 to 1.23, and of 768 0.93.
 """
 
 from dataclasses import replace
@@ -37,6 +39,7 @@ from tilecore.loops import (
 
 PRODUCTS = Mma | FewRows | Stream | ByteStream | Blocks
 LONG = 12  # instructions of a vector: a function's; below, what asks ahead takes as long as what it spares
+LONG_ROW_BYTES = 8192  # of results of a row: those of shorter ones are in a core's queue of stores while it goes on
 AHEAD_BYTES = 4096  # how far before its use a line is asked for
 
 
@@ -69,11 +72,15 @@ def goes_past(put: Put, loop: VectorLoop) -> bool:
 
 def _marked(body: tuple[LoopStmt, ...], large: Expr | None, far: Expr) -> tuple[LoopStmt, ...]:
     done: list[LoopStmt] = []
-    longest = _longest(body)
+    inner = _before_results(body)
+    longest = _longest(inner)
     for stmt in body:
         match stmt:
             case VectorLoop() if stmt is longest:
                 stmt = replace(stmt, large=large, far=far, ahead=_ahead(_alike(body, stmt), stmt.var))
+            case VectorLoop() if longest is None and inner and stmt is inner[-1] and _is_long_row(stmt):
+                own = tuple(touch for touch in _ahead(_alike(body, stmt), stmt.var, 0) if touch.write)
+                stmt = replace(stmt, large=large, far=far, ahead=own)
             case VectorLoop() if _stores(stmt):
                 loops = _alike(body, stmt)
                 ahead = () if longest in loops else tuple(t for t in _ahead(loops, stmt.var) if not t.write)
@@ -89,13 +96,20 @@ def _marked(body: tuple[LoopStmt, ...], large: Expr | None, far: Expr) -> tuple[
     return tuple(done)
 
 
-def _longest(body: tuple[LoopStmt, ...]) -> VectorLoop | None:
-    """Of the loops before one along the same columns that stores results, the one that computes longest, if any does:
-    while it computes, lines come that the loops before and after it would wait for."""
+def _before_results(body: tuple[LoopStmt, ...]) -> list[VectorLoop]:
+    """The loops that store no results and stand before one along the same columns that does."""
     loops = [stmt for stmt in body if isinstance(stmt, VectorLoop)]
-    stops = {loop.stop for loop in loops if _stores(loop)}
-    inner = [loop for loop in loops if loop.stop in stops and not _stores(loop) and _instructions(loop) >= LONG]
-    return max(inner, key=_instructions, default=None)
+    last = {loop.stop: position for position, loop in enumerate(loops) if _stores(loop)}
+    return [loop for at, loop in enumerate(loops) if not _stores(loop) and at < last.get(loop.stop, 0)]
+
+
+def _longest(loops: list[VectorLoop]) -> VectorLoop | None:
+    """The loop that computes longest, if any does: meanwhile lines come that others would wait for."""
+    return max((loop for loop in loops if _instructions(loop) >= LONG), key=_instructions, default=None)
+
+
+def _is_long_row(loop: VectorLoop) -> bool:
+    return isinstance(loop.stop, Const) and loop.stop.value * 4 >= LONG_ROW_BYTES
 
 
 def _instructions(loop: VectorLoop) -> int:
@@ -110,8 +124,8 @@ def _alike(body: tuple[LoopStmt, ...], loop: VectorLoop) -> list[VectorLoop]:
     return [other for other in body if isinstance(other, VectorLoop) and other.stop == loop.stop]
 
 
-def _ahead(loops: list[VectorLoop], var: Var) -> tuple[Touch, ...]:
-    """Lines of inputs and results, over `var`, that loops over one row walk along; the next row has others."""
+def _ahead(loops: list[VectorLoop], var: Var, distance: int = AHEAD_BYTES) -> tuple[Touch, ...]:
+    """Lines of inputs and results, over `var`, that loops over one row walk along, so many bytes on."""
     found: list[Touch] = []
     for loop in loops:
         read = [load for part in loop.body for load in loads(part.value)]
@@ -123,8 +137,8 @@ def _ahead(loops: list[VectorLoop], var: Var) -> tuple[Touch, ...]:
             step, rest = split_affine(offset, loop.var)
             if step != const(1) or rest is None or not variables(rest):
                 continue
-            ahead = substitute(offset, {loop.var: var}) + AHEAD_BYTES * 8 // memory.dtype.bits
+            ahead = substitute(offset, {loop.var: var}) + distance * 8 // memory.dtype.bits
             beside = (touch.offset - ahead for touch in found if touch.memory == memory)
-            if not any(isinstance(distance, Const) for distance in beside):  # else the same lines, sooner or later
+            if not any(isinstance(apart, Const) for apart in beside):  # else the same lines, sooner or later
                 found.append(Touch(memory, ahead, write=kind == "output"))
     return tuple(found)

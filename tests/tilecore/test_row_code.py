@@ -266,3 +266,19 @@ def test_scratch_that_nothing_reads_is_not_written() -> None:
     text = compiled(case.spec).sources[PROFILE.target.name]
     assert text.count("store_f32(s_") == 2  # exponentials, which the sum needs first: with and without asking ahead
     assert "s_result" not in text
+
+
+@each_target
+@pytest.mark.parametrize(("columns", "asked"), [(1024, False), (2048, True), (2051, True)])
+def test_short_loops_over_long_rows_ask_for_lines_of_results(
+    columns: int, asked: bool, target: Target, toolchain: Toolchain
+) -> None:
+    """The last loop before results are stored does, for those of its own row, where calls are far but not large."""
+    case = row_case("layernorm", rows=5, columns=columns, dynamic=False)
+    assert isinstance(case.spec, RowSpec)
+    near = replace(PROFILE, l2=5 * columns)  # every call is far
+    kernel = compile_spec(case.spec, label="Test", profile=near, targets=(target,), config={"block_m": 3})
+    assert ("__builtin_prefetch(output0" in kernel.sources[target.name]) == asked
+    compare(case, kernel, target, toolchain)
+    small = replace(near, l3=6)
+    compare(case, compile_spec(case.spec, label="Test", profile=small, targets=(target,)), target, toolchain)
