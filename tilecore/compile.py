@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from tilecore.below_maximum import without_overflow
 from tilecore.blocks import finish_in_blocks
 from tilecore.canonical import canonical
 from tilecore.clears import start_from_products
@@ -115,7 +116,7 @@ def prepare(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
     if isinstance(spec, AttentionSpec):
         spec = heads_as_queries(spec) or spec  # keys and values of heads that share them are read once
     if isinstance(spec, RowSpec):
-        spec = pass_over_nan(spec)
+        spec = without_overflow(pass_over_nan(spec))
     return pack_constants(scale_queries(canonical(spec)))
 
 

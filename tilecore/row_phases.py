@@ -15,7 +15,7 @@ from tilecore.contract.expr import Expr, Load, Op, Var, children, const, loads, 
 from tilecore.graph import split_affine
 from tilecore.loops import Fold, LoopStmt, Put, VectorLoop
 
-AS_LONG_AS_VECTORS = {"exp", "exp2", "log", "log2", "tanh", "erf", "sigmoid"}
+AS_LONG_AS_VECTORS = {"exp", "exp_below", "exp2", "log", "log2", "tanh", "erf", "sigmoid"}
 PHASE_ROWS = 16  # that go through the phases together: a vector of any instruction set
 MOST_COLUMNS = 512  # of rows of which so many stay in the first cache from one phase to the next
 

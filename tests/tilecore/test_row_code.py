@@ -282,3 +282,40 @@ def test_short_loops_over_long_rows_ask_for_lines_of_results(
     compare(case, kernel, target, toolchain)
     small = replace(near, l3=6)
     compare(case, compile_spec(case.spec, label="Test", profile=small, targets=(target,)), target, toolchain)
+
+
+@each_target
+def test_exponentials_below_a_maximum(target: Target, toolchain: Toolchain) -> None:
+    """One row: 0, what lies down to 87 below it, and what is too small for a float."""
+    least = np.float32(-3.4028235e38)
+    falling = np.concatenate([[0.0], np.random.default_rng(4).uniform(-86.5, 0, 4001)]).astype(np.float32)
+    x = np.stack([falling, falling])
+    x[1, 1:8] = (-104.0, -np.inf, least, -1e30, -3e9, -88.0, -120.5)
+    kernel = compiled(row_spec(lambda x, top: unary("exp", x - top)), target)
+    assert "exp_below_f32" in kernel.sources[target.name]
+    (got,) = load_kernel(kernel, target, toolchain)(x)
+    want = np.exp(x.astype(np.float64))
+    units = np.abs(got - want)[0] / np.ldexp(1.0, np.frexp(want[0])[1] - 24)
+    assert (units <= 3 + np.abs(falling) / 4).all(), units.max()
+    np.testing.assert_array_equal(got[1, 1:8], 0)
+    assert got[0, 0] == got[1, 0] == 1
+
+
+@each_target
+def test_a_softmax_of_the_least_floats(target: Target, toolchain: Toolchain) -> None:
+    """As of rows that a mask hides whole."""
+    case = row_case("softmax", rows=5, columns=43, dynamic=True)
+    assert isinstance(case.spec, RowSpec)
+    for row, value in enumerate((-3.4028235e38, 3.4028235e38, 3e38, -1e9)):
+        case.arrays["x"][row] = value
+    compare(case, compiled(case.spec, target), target, toolchain)
+    case.arrays["x"][3:, 5] = 3.4028235e38
+    compare(case, compiled(case.spec, target), target, toolchain)
+
+
+def test_what_may_be_above_is_an_exponential_as_any() -> None:
+    for value in (lambda x, top: unary("exp", top - x), lambda x, top: unary("exp", x + x - top)):
+        assert "exp_below" not in compiled(row_spec(value)).sources[PROFILE.target.name]
+    assert (
+        "exp_below" not in compiled(row_spec(lambda x, top: unary("exp", x - top), "min")).sources[PROFILE.target.name]
+    )

@@ -52,6 +52,7 @@ OPS: dict[str, OpRow] = {
     "sqrt": OpRow(1, "same", np.sqrt),
     "rsqrt": OpRow(1, "same", lambda x: 1 / np.sqrt(x)),
     "exp": OpRow(1, "same", np.exp),
+    "exp_below": OpRow(1, "same", np.exp),  # of numbers that are not above 0, but for rounding
     "exp2": OpRow(1, "same", np.exp2),
     "log": OpRow(1, "same", np.log),
     "log2": OpRow(1, "same", np.log2),

@@ -319,6 +319,7 @@ TILE_INTEGERS(i32v, i32v)
 /* ---- one element: the vector functions on lane 0, so that scalar and vector code agree to the bit */
 #define TILE_SCALAR1(name) TILE_INLINE float name##_s(float x) { return name(splat_f32(x))[0]; }
 TILE_SCALAR1(exp_f32)
+TILE_SCALAR1(exp_below_f32)
 TILE_SCALAR1(exp2_f32)
 TILE_SCALAR1(log_f32)
 TILE_SCALAR1(log2_f32)

@@ -2,13 +2,22 @@
 #ifndef TILE_MATH_H
 #define TILE_MATH_H
 
-/* ---- math, f32. Errors in units of the last place: log 1, exp and exp2 3, sigmoid 4, tanh 6, erf 7 at most. NaN goes
- * through, overflow is IEEE's, and exponentials that are no normal floats are 0. */
+/* ---- math, f32. Errors in units of the last place: log 1, exp and exp2 3, exp_below
+ * 3 + |x| / 4, sigmoid 4, tanh 6, erf 7 at most. NaN goes through, overflow is IEEE's, and exponentials that are no
+ * normal floats are 0. */
 TILE_INLINE f32v fmax_f32(f32v a, f32v b) { return max_raw(b, a); } /* a if b is NaN */
 TILE_INLINE f32v abs_f32(f32v x) { return (f32v)((i32v)x & 0x7fffffff); }
 TILE_INLINE f32v sign_f32(f32v x) {
     return select_f32(x != x, x, select_f32(x > 0, splat_f32(1), select_f32(x < 0, splat_f32(-1), splat_f32(0))));
 }
+/* 2^r for |r| <= 1/2, to 9.2e-8 of itself, exact at 0; times `scale`, 1 or 2, which is folded into the numbers. */
+#define TILE_EXP2_OF_REST(p, r, scale)            \
+    f32v p = splat_f32((scale) * 0.00132646528f); \
+    p = p * r + (scale) * 0.00967151113f;         \
+    p = p * r + (scale) * 0.0555073395f;          \
+    p = p * r + (scale) * 0.240222424f;           \
+    p = p * r + (scale) * 0.693147004f;           \
+    p = p * r + (scale) * 1.0f
 #if defined(__AVX512DQ__)
 /* exp2: results below 2^-126 are 0; above the largest float, inf. One instruction takes x less its floor, another scales
  * by 2 to that floor; what is left out by the mask costs no time for numbers that are too small. */
@@ -31,12 +40,7 @@ TILE_INLINE f32v exp2_f32(f32v x) {
     f32v y = max_raw(splat_f32(-126.0f), min_raw(splat_f32(128.0f), x)); /* second operand: NaN goes through */
     f32v shifted = y + (12582912.0f + 126.0f);
     f32v r = y - (shifted - (12582912.0f + 126.0f));
-    f32v p = splat_f32(2.65293048e-3f); /* 2^(r + 1) to 9.2e-8 of itself, exact at 0 */
-    p = p * r + 1.93430226e-2f;
-    p = p * r + 1.11014679e-1f;
-    p = p * r + 4.80444842e-1f;
-    p = p * r + 1.386293956f;
-    p = p * r + 2.0f;
+    TILE_EXP2_OF_REST(p, r, 2.0f);
     return p * (f32v)((i32v)shifted << 23);
 }
 #endif
@@ -59,6 +63,15 @@ TILE_INLINE f32v exp_f32(f32v x) {
     const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3365448f), _CMP_NLT_UQ); /* NaN is, too */
     return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
 }
+/* exp of what is not above 0: nothing overflows, and x log2(e) less its nearest integer takes one step, in which the
+ * error of log2(e) is left. */
+TILE_INLINE f32v exp_below_f32(f32v x) {
+    const f32v n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* so both products are parts of multiply-adds */
+    const f32v r = x * 1.44269504f - n;
+    TILE_EXP2_OF_REST(p, r, 1.0f);
+    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3365448f), _CMP_NLT_UQ); /* NaN is, too */
+    return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
+}
 #else
 /* exp: results below 2^-125.5 are 0, above the largest float inf. As exp2, but x less n ln(2) takes two steps. */
 TILE_INLINE f32v exp_f32(f32v x) {
@@ -68,6 +81,15 @@ TILE_INLINE f32v exp_f32(f32v x) {
     f32v r = y - n * 0.693145752f;
     r = r - n * 1.42860677e-6f;
     TILE_EXP_OF_REST(p, r, 2.0f);
+    return p * (f32v)((i32v)shifted << 23);
+}
+/* exp of what is not above 0: nothing overflows, and x log2(e) less its nearest integer takes one step, in which the
+ * error of log2(e) is left. */
+TILE_INLINE f32v exp_below_f32(f32v x) {
+    const f32v y = max_raw(splat_f32(-87.3365448f), x); /* second operand: NaN goes through */
+    const f32v shifted = y * 1.44269504f + (12582912.0f + 126.0f);
+    const f32v r = y * 1.44269504f - (shifted - (12582912.0f + 126.0f));
+    TILE_EXP2_OF_REST(p, r, 2.0f);
     return p * (f32v)((i32v)shifted << 23);
 }
 #endif
