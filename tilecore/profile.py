@@ -69,7 +69,7 @@ _AMX, _DOT = (target.name for target in TARGETS if target.base)
 
 PROFILES: tuple[HardwareProfile, ...] = (
     HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 64, 32, _DOT, 2 / 3),
-    HardwareProfile("zen5", _V4, 2, 48 << 10, 1 << 20, 32 << 20, 2.0, 121, 60, 31, 8, 4.2e9, 128, 64, _DOT, 2 / 3),
+    HardwareProfile("zen5", _V4, 2, 48 << 10, 1 << 20, 32 << 20, 2.0, 121, 60, 31, 8, 4.2e9, 128, 64, _DOT, 0.8),
     HardwareProfile("zen3", _V3, 2, 32 << 10, 512 << 10, 32 << 20, 2.0, 64, 32, 20, 6, 3.0e9, 32),
     HardwareProfile("sapphire-rapids", _V4, 2, 48 << 10, 2 << 20, 60 << 20, 2.0, 128, 48, 12, 6, 2.6e9, 128, 512, _AMX),
     HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6, 3.6e9, 32),
