@@ -121,8 +121,8 @@ EMULATED __m256i e_maskz_loadu_epi16(__mmask16 k, const uint16_t* p) {
     for (int i = 0; i < 16; i++) if (k >> i & 1) v[i] = p[i];
     return (__m256i)v;
 }
-EMULATED void e_mask_storeu_epi16(uint16_t* p, __mmask16 k, __m512i v) {
-    for (int i = 0; i < 16; i++) if (k >> i & 1) p[i] = ((e_u16)v)[i];
+EMULATED void e_mask_storeu_epi16(uint16_t* p, __mmask16 k, e_half v) {
+    for (int i = 0; i < 16; i++) if (k >> i & 1) p[i] = v[i];
 }
 EMULATED __mmask16 e_sign_mask(__m512i m) {
     int k = 0;
@@ -202,6 +202,8 @@ EMULATED __m512i e_permutexvar_epi16(__m512i order, __m512i v) {
 #define _mm512_permutex2var_ps e_permutex2var_ps
 #define _mm512_sqrt_ps e_sqrt_ps
 #define _mm512_roundscale_ps e_roundscale_ps
+#define TILE_LOAD_MASKED_16(v, p, mask) ((v) = (u16v)e_maskz_loadu_epi16(mask, p))
+#define TILE_STORE_MASKED_16(p, mask, v) e_mask_storeu_epi16(p, mask, (e_half)(v))
 #define TILE_ABOVE_FLOOR(rest, x) ((rest) = (f32v)e_reduce_ps((__m512)(x), 9))
 #define TILE_ABOVE_NEAREST(rest, x) ((rest) = (f32v)e_reduce_ps((__m512)(x), 8))
 #define _mm512_maskz_scalef_ps e_maskz_scalef_ps
@@ -220,9 +222,6 @@ EMULATED __m512i e_permutexvar_epi16(__m512i order, __m512i v) {
 #define _mm512_maskz_loadu_ps e_maskz_loadu_ps
 #define _mm512_mask_storeu_ps e_mask_storeu_ps
 #define _mm512_stream_ps e_stream_ps
-#define _mm512_castsi512_si256(halves) (halves) /* what verbs load by a mask */
-#define _mm512_maskz_loadu_epi16 e_maskz_loadu_epi16
-#define _mm512_mask_storeu_epi16 e_mask_storeu_epi16
 #define _mm512_setzero_si512() ((__m512i){0})
 #define _mm512_cmplt_epi32_mask(m, zero) e_sign_mask(m)
 #define _mm512_mask_blend_ps e_mask_blend_ps

@@ -1,7 +1,7 @@
-"""Random regions for cards: products, attention, rows, packed levels and recurrences, of any width, layout and type.
+"""Random regions: products, attention, rows, packed levels and recurrences, of any width, layout and type.
 
 Programs are bounded and smooth but for choices between exact values, so that f32 and float64 agree to rounding. What a
-region may be is wider than what the CUDA backend has a kernel for: it has to say so.
+region may be is wider than what a backend has a kernel for: it has to say so.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,6 +48,7 @@ HALVES = (F16, BF16)
 EXTENTS = (1, 2, 7, 8, 15, 16, 31, 33, 64, 65, 100, 128, 129, 200, 257, 300, 333)
 HUGE = (1 << 20, (1 << 31) - 1, 1 << 33)
 WIDTHS = (1, 3, 8, 17, 24, 64, 100, 128, 131, 256, 500, 777, 1000, 1024, 2048, 4100, 6144, 16384, 20001)
+JOINTS = (1, 5, 8, 16, 17, 32, 40, 64, 96, 100)
 HEADS = (8, 16, 40, 72, 80, 96, 160, 192, 256, 512, *((64, 128) * 15))
 DATA = (F32, F16, BF16, DType.I64, DType.I32, DType.I8, DType.U8, DType.BOOL)
 SMOOTH: dict[str, Callable[[Expr], Expr]] = {
@@ -78,15 +79,18 @@ class RandomSpec:
     sizes: dict[str, int]
 
 
-def random_spec(seed: int, *, huge: bool = False) -> RandomSpec:
-    """The region of `seed`; with `huge`, extents may be such that no card holds its tensors."""
+def random_spec(seed: int, *, huge: bool = False, operands: Sequence[DType] = HALVES) -> RandomSpec:
+    """The region of `seed`; with `huge`, extents may be such that no card holds its tensors.
+
+    `operands` has the types of what products, attention and recurrences multiply, as a rule.
+    """
     rng = np.random.default_rng(seed)
     makers = {
         "product": _product, "attention": _attention, "rows": _rows, "levels": _levels, "latent": _latent,
         "linear": _linear,
     }  # fmt: skip
     kind = str(rng.choice(list(makers), p=(0.3, 0.3, 0.25, 0.06, 0.03, 0.06)))
-    draw = Draw(rng, huge)
+    draw = Draw(rng, huge, list(operands))
     return RandomSpec(seed, kind, makers[kind](draw), draw.sizes)
 
 
@@ -96,6 +100,7 @@ class Draw:
 
     rng: Rng
     huge: bool
+    operands: list[DType]
 
     def __post_init__(self) -> None:
         self.sizes: dict[str, int] = {}
@@ -166,9 +171,11 @@ class Mixer:
     def truth(self) -> Expr:
         """A bool of exact values."""
         draw = self.draw
-        match int(draw.rng.integers(6)):
+        match int(draw.rng.integers(7)):
             case 0:
                 return cast(self.load(), DType.BOOL)
+            case 5:  # as parts that are joined
+                return binary(draw.one(["lt", "le", "gt", "ge"]), draw.one(self.axes), draw.one(JOINTS))
             case 1:
                 return binary(
                     draw.one(["lt", "le", "gt", "ge"]), draw.one(self.axes), draw.one(self.axes) + draw.one([-5, 0, 3])
@@ -235,7 +242,7 @@ def _result(draw: Draw, name: str, axes: tuple[Var, ...], value: Expr) -> Result
 def _product(draw: Draw) -> ContractionSpec:
     g = axis("g", draw.one([1, 1, 1, 2, 3]))
     m, n, k = (axis(name, draw.extent(name.upper())) for name in "mnk")
-    dtype = draw.one([F16, F16, BF16, BF16, BF16, F32, F8, DType.I8]) if draw.chance(0.3) else draw.one(list(HALVES))
+    dtype = draw.one([F16, F16, BF16, BF16, BF16, F32, F8, DType.I8]) if draw.chance(0.3) else draw.one(draw.operands)
     a, left = _operand(draw, "a", dtype, (g, m, k))
     inputs, products = [a], list[Product]()
     for number in range(draw.one([1, 1, 1, 1, 2, 3])):
@@ -277,7 +284,7 @@ def _attention(draw: Draw) -> AttentionSpec:
     keys = queries if draw.chance(0.4) else draw.extent("K", (1, 7, 64, 65, 128, 200, 331, 520, 1000))
     causal, width = draw.chance(0.3), draw.one(list(HEADS))
     programs = ["none", "none", "cap", "sharp", "slope", "bias", "kept", "hidden", "key bias"]
-    form = AttentionForm(draw.one([1, 2, 3]), heads, queries, keys, width, draw.one(list(HALVES)), groups, causal,
+    form = AttentionForm(draw.one([1, 2, 3]), heads, queries, keys, width, draw.one(draw.operands), groups, causal,
                          draw.one(programs))  # fmt: skip
     spec = attention_spec(form)
     inputs = list(spec.inputs)
@@ -335,7 +342,7 @@ def _levels(draw: Draw) -> ContractionSpec:
     rows = draw.extent("M", (1, 2, 7, 16, 33, 64, 100, 200))
     depth = draw.one([64, 128, 256, 384, 512, 520, 1000])
     bits, group = draw.one([2, 4, 4, 4, 8]), draw.one([16, 32, 64, 128, 128, depth])
-    return level_spec(LevelForm(rows, draw.one([8, 64, 100, 129, 264]), depth, bits, group, draw.one(list(HALVES)),
+    return level_spec(LevelForm(rows, draw.one([8, 64, 100, 129, 264]), depth, bits, group, draw.one(draw.operands),
                                 draw.one(["middle", "packed", "bytes"]), draw.one([None, F32, F16]),
                                 signed=bits == 8 and draw.chance(0.3)))  # fmt: skip
 
@@ -343,13 +350,13 @@ def _levels(draw: Draw) -> ContractionSpec:
 def _latent(draw: Draw) -> AttentionSpec:
     batch, heads, keys = draw.one([1, 2, 3]), draw.one([1, 16, 100, 128]), draw.extent("S")
     widths = draw.one([256, 384, 512, 512]), draw.one([0, 64, 128])
-    return latent_spec(LatentForm(batch, heads, keys, *widths, draw.one(list(HALVES))))
+    return latent_spec(LatentForm(batch, heads, keys, *widths, draw.one(draw.operands)))
 
 
 def _linear(draw: Draw) -> ScanSpec:
     sides = (64, 128, 64, 128, 256, 32, 100)
     batch, heads, steps = draw.one([1, 2]), draw.one([1, 2, 3]), draw.extent("S")
-    widths, dtype = (draw.one(sides), draw.one(sides)), draw.one(list(HALVES))
+    widths, dtype = (draw.one(sides), draw.one(sides)), draw.one(draw.operands)
     switches = draw.chance(0.5), draw.chance(0.4), draw.chance(0.4), draw.chance(0.1)
     decay, weighted, scale = draw.one(["", "exp", "sigmoid", "constant"]), draw.chance(0.3), draw.one([1.0, 0.125])
     return linear_spec(LinearForm(batch, heads, steps, *widths, dtype, *switches, decay, weighted, scale))

@@ -3,6 +3,7 @@
 The oracle of conversions is numpy for float16 and ml_dtypes for bfloat16.
 """
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tile_specs import axis, tensor
 
 from tilecore.call import load_kernel
-from tilecore.compile import Kernel, compile_spec
+from tilecore.compile import HEADERS, Kernel, compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, select, unary
@@ -202,3 +203,12 @@ def test_layer_norm_with_a_sum(kind: str, toolchain: Toolchain) -> None:
     want = evaluate(spec, {name: value.astype(np.float64) for name, value in arrays.items()})
     for name, value in zip(("y", "sum"), got, strict=True):
         close(value, want[name], dtype)
+
+
+def test_masks_have_a_bit_for_every_lane() -> None:
+    """Vectors of 512 bits have 16 lanes here; a mask of 32 or 64 bits would be of bytes or halves, of which a vector
+    holds more: what gcc 12 spills of it are the 16 that were set, and what it reads again are 32.
+    """
+    for header in HEADERS.glob("*.h"):
+        found = re.findall(r"_mm512_maskz?_\w*(?:epi8|epi16|ph)\(", header.read_text())
+        assert not found, f"{header.name}: {found}"

@@ -45,8 +45,8 @@ TILE_INLINE u16v bits_bf16(f32v x) {
 }
 #endif
 #if defined(__AVX512F__)
-TILE_INLINE u16v load_masked_u16(const uint16_t* p, i32v m) { return (u16v)_mm512_castsi512_si256(_mm512_maskz_loadu_epi16(bits_of(m), p)); }
-TILE_INLINE void store_masked_u16(uint16_t* p, i32v m, u16v h) { _mm512_mask_storeu_epi16(p, bits_of(m), _mm512_castsi256_si512((__m256i)h)); }
+TILE_INLINE u16v load_masked_u16(const uint16_t* p, i32v m) { u16v h; TILE_LOAD_MASKED_16(h, p, bits_of(m)); return h; }
+TILE_INLINE void store_masked_u16(uint16_t* p, i32v m, u16v h) { TILE_STORE_MASKED_16(p, bits_of(m), h); }
 #else
 TILE_INLINE u16v load_masked_u16(const uint16_t* p, i32v m) {
     u16v h = {0};

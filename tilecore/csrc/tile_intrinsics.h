@@ -37,6 +37,14 @@ typedef unsigned int __mmask32; /* from a part that is left out */
 #define TILE_DOT_BYTES(acc, bytes, signs) __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(bytes), "x"(signs))
 #endif
 
+/* ---- 16 elements of 16 bits under a mask. Those of 512 bits have masks of 32, of which gcc 12 keeps 16 when it spills. */
+#if defined(__AVX512BW__)
+#define TILE_LOAD_MASKED_16(v, p, mask) \
+    __asm__("vmovdqu16 %1, %0%{%2%}%{z%}" : "=v"(v) : "m"(*(const uint16_t(*)[16])(p)), "Yk"(mask))
+#define TILE_STORE_MASKED_16(p, mask, v) \
+    __asm__("vmovdqu16 %1, %0%{%2%}" : "+m"(*(uint16_t(*)[16])(p)) : "v"(v), "Yk"(mask))
+#endif
+
 /* ---- tile registers (AMX), by number. The compiler does not know what memory they read and write: see TILE_FENCE. */
 #if defined(__AVX512BW__)
 #define TILE_FENCE() __asm__ volatile("" : : : "memory")
