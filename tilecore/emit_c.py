@@ -388,7 +388,9 @@ class _Kernel(Expressions):
             self._vector_body(loop, f"for (; {name} < {stop}; {name} += {self.target.lanes})", [name], totals, None)
             return
         if loop.far is None:
+            self.asking = True
             self._whole_vectors(loop, name, stop, totals, copies)
+            self.asking = False
         else:
             with self.within(f"if ({self.scalar(loop.far)})", {}):
                 self.asking = True

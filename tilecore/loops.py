@@ -114,8 +114,8 @@ class Fold:
 @dataclass(frozen=True, slots=True)
 class VectorLoop:
     """`body` for `var` = 0 … `stop` − 1, many at a time. `padded`: the scratch that it writes may be
-    overwritten up to the next whole vector. Where `large` holds, results go past the caches. Where `far` does, `ahead`
-    is asked for; what will be written is not, if it goes past them."""
+    overwritten up to the next whole vector. Where `large` holds, results go past the caches. Where `far` does, or
+    without it, `ahead` is asked for; what will be written is not, if it goes past them."""
 
     var: Var
     stop: Expr

@@ -18,9 +18,9 @@ import tilecore
 from tilecore import language as T
 from tilecore.compile import kernel_for, plan_of, prepare
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Var, loads, substitute
+from tilecore.contract.expr import Expr, Load, Sym, Var, const, loads, substitute
 from tilecore.contract.spec import AttentionSpec, Tensor
-from tilecore.loops import Let, Loop, LoopProgram, LoopStmt, Memory, Put, Touch, VectorLoop, loop_statements
+from tilecore.loops import Let, Loop, LoopProgram, LoopStmt, Memory, Mma, Put, Touch, VectorLoop, loop_statements
 from tilecore.lower import lower
 from tilecore.target import target_named
 from tilecore.trace import trace
@@ -32,10 +32,10 @@ def attention() -> AttentionSpec:
     return spec
 
 
-def lowered(spec: AttentionSpec) -> LoopProgram:
+def lowered(spec: AttentionSpec, block_m: int = 6) -> LoopProgram:
     packed, _ = prepare(spec)
     function, operands = kernel_for(packed)
-    extents = {"block_m": 6, "block_n": 32}
+    extents = {"block_m": block_m, "block_n": 32}
     program = trace(function, inputs=packed.inputs, operands=operands, extents=extents)
     return lower(plan_of(program, target_named("x86-64-v3")))
 
@@ -78,6 +78,38 @@ def test_what_a_table_points_to_for_another_task_is_not_read() -> None:
     program = lowered(replace(spec, inputs=(*spec.inputs, table), q=replace(spec.q, value=value)))
     assert touches(program.body, write=False) == []
     assert len(touches(program.body, write=True)) == 1
+
+
+def test_rows_beside_scores_are_asked_for_a_block_before_they_are_read() -> None:
+    spec = attention_case(AttentionForm(mask="bias"), np.random.default_rng(0)).spec
+    assert isinstance(spec, AttentionSpec)
+    program = lowered(spec, block_m := 48)
+    steps = next(
+        s for s in program.body if isinstance(s, Loop) and any(isinstance(p, Mma) for p in loop_statements((s,)))
+    )
+    blocks = next(stmt for stmt in steps.body if isinstance(stmt, Loop) and stmt.step != 1)
+    first, later = (stmt for stmt in blocks.body if isinstance(stmt, Loop))
+    (asking,) = [part for part in later.body if isinstance(part, VectorLoop) and part.ahead]
+    (touch,) = asking.ahead
+    assert touch.memory.position == 3  # the bias
+    reads = [(memory, offset, column) for memory, offset, column in walked(first.body) if memory == touch.memory]
+    read, column = next((offset, column) for _, offset, column in reads)
+    task: dict[Expr, Expr] = dict.fromkeys(program.grid, const(0))
+    sizes: dict[Expr, Expr] = {Sym("B"): const(1), Sym("Q"): const(100), Sym("K"): const(100)}
+
+    def at(offset: Expr, row: int, step: int, column: Var) -> Expr:
+        placed = substitute(offset, sizes)
+        return substitute(placed, {**task, first.var: const(row), steps.var: const(step), column: const(0)})
+
+    for row in range(block_m):
+        wanted = (row + 16, 1) if row + 16 < block_m else (row + 16 - block_m, 2)
+        assert at(touch.offset, row, 1, asking.var) == at(read, *wanted, column)
+
+
+def test_what_all_rows_share_is_not_asked_for_again() -> None:
+    spec = attention_case(AttentionForm(mask="padding"), np.random.default_rng(0)).spec
+    assert isinstance(spec, AttentionSpec)
+    assert not [s for s in loop_statements(lowered(spec, 48).body) if isinstance(s, VectorLoop) and s.ahead]
 
 
 TASKS, ROWS, DEPTH = 4, 8, 16
