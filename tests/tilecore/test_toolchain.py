@@ -44,12 +44,17 @@ def sleeping(folder: Path) -> Path:
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether what `sleeping` started is gone; one that nobody waits for any more does not run either."""
-    number = int((folder / "asleep").read_text())
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    """Whether what `sleeping` started is gone, or soon is: what was killed takes a moment, and may be left unread."""
+    state = Path(f"/proc/{int((folder / 'asleep').read_text())}/stat")
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            if state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def build(toolchain: Toolchain, source: str = SOURCE) -> Path:
