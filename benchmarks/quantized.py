@@ -4,8 +4,8 @@ Each case is a whole model that fuses to one kernel: int8 with quantised input a
 layer of the same shape, or MatMulNBits, beside ONNX Runtime's kernels at accuracy levels 0 (float32 activations, as
 ours) and 4 (activations rounded to bytes). All take turns in one process on THREADS threads, random data. Out: rows in
 the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`, medians in microseconds; `floor`
-is the time of the multiply-adds at the measured peak of products of bytes, or of reading the weights once at the
-measured rate of the cache level that holds them, whichever is longer; `error` is the largest error relative to the
+is the time of the multiply-adds at the measured peak of products of bytes, or of reading the weights and their scales once at
+the measured rate of the cache level that holds them, whichever is longer; `error` is the largest error relative to the
 output's own size that `verify` found.
 """
 
@@ -58,6 +58,13 @@ class Case:
         kind = f"int{self.bits} weights in blocks of {self.block}{points}" if self.bits else "int8 QDQ"
         return f"{kind} {self.rows}×{self.depth}×{self.columns}"
 
+    @property
+    def bytes(self) -> int:
+        """What the weights take: levels, a float32 scale per block, and zero points of as many bits as the levels."""
+        levels, bits = self.depth * self.columns, self.bits or 8
+        blocks = levels // self.block if self.block else 0
+        return levels * bits // 8 + blocks * 4 + (blocks * bits // 8 if self.zeros else 0)
+
 
 CASES = (
     Case(128, 768, 768),
@@ -94,8 +101,8 @@ def main() -> None:
     chosen = [case for case in CASES if arguments.only in case.name]
     with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
         for case in chosen[:QUICK] if arguments.quick else chosen:
-            count = case.depth * case.columns
-            floor = machine.floor(Point(case.name, {}, case.rows * count, count * (case.bits or 8) // 8))
+            products = case.rows * case.depth * case.columns
+            floor = machine.floor(Point(case.name, {}, products, case.bytes))
             measure = _packed if case.bits else _coded
             rows.append(measure(case, Path(folder), options, floor * 1e6, seconds))
             print(describe(rows[-1]), flush=True)
