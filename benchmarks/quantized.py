@@ -4,9 +4,9 @@ Each case is a whole model that fuses to one kernel: int8 with quantised input a
 layer of the same shape, or MatMulNBits, beside ONNX Runtime's kernels at accuracy levels 0 (float32 activations, as
 ours) and 4 (activations rounded to bytes). All take turns in one process on THREADS threads, random data. Out: rows in
 the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor", "error"}`, medians in microseconds; `floor`
-is the time of the multiply-adds at the measured peak of products of bytes, or of reading the weights and their scales once at
-the measured rate of the cache level that holds them, whichever is longer; `error` is the largest error relative to the
-output's own size that `verify` found.
+is the time of the multiply-adds at the measured peak of products of bytes, or of reading the weights and their scales
+once at the measured rate of the cache level that holds them, whichever is longer; `error` is the largest error relative
+to the output's own size that `verify` found.
 """
 
 import argparse
