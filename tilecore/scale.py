@@ -1,24 +1,24 @@
 """A factor of all scores, moved to the queries: one multiplication per query element instead of one per score.
 
 Comes in: an attention spec. Goes out: the same mathematics, with `raw * c` in the score program turned into `raw` and
-the view of Q multiplied by c. Only where every use of `raw` is that product, for a finite factor other than 0, and
-queries are float32, or are rounded to bfloat16 from that: the factor comes before the rounding then. Rounding differs
-by the last bit of each query element. Where scores are then nothing but dot products, or −inf, and only their softmax
-is wanted, c takes in log2(e), too: exponentials are of base 2 then, without a product for each.
+the view of Q multiplied by c. Only where every use of `raw` is that product, in float32, for a finite factor other than
+0; rounding differs by the last bit of each query element, which queries in 16 bits have none to spare for. Where scores
+are then nothing but dot products, or −inf, and only their softmax is wanted, c takes in log2(e), too: exponentials are
+of base 2 then, without a product for each.
 """
 
 import math
 from dataclasses import replace
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Op, Var, binary, cast, children, const, substitute, variables, walk
+from tilecore.contract.expr import Const, Expr, Op, Var, binary, children, const, substitute, variables, walk
 from tilecore.contract.spec import TOP, TOTAL, AttentionSpec, Spec
 from tilecore.library.online_softmax import LOG2E
 
 
 def scale_queries(spec: Spec) -> Spec:
     """`spec` with the factor of its scores, if they have one, in the view of Q."""
-    if not isinstance(spec, AttentionSpec) or {_unrounded(spec.q.value).dtype, spec.raw.dtype} != {DType.F32}:
+    if not isinstance(spec, AttentionSpec) or spec.q.value.dtype is not DType.F32:
         return spec
     if any(spec.raw in variables(result.value) for result in spec.outputs):  # the dot product itself is given out
         return spec
@@ -28,18 +28,8 @@ def scale_queries(spec: Spec) -> Spec:
         return spec
     score = substitute(spec.score, {node: spec.raw for node in walk(spec.score) if spec.raw in children(node)})
     powers_of_two = _is_product(score, spec.raw) and _is_plain_softmax(spec)
-    queries, by = _unrounded(spec.q.value), const(factor * (LOG2E if powers_of_two else 1.0), DType.F32)
-    value = cast(binary("mul", queries, by), spec.q.value.dtype)
+    value = binary("mul", spec.q.value, const(factor * (LOG2E if powers_of_two else 1.0), DType.F32))
     return replace(spec, q=replace(spec.q, value=value), score=score, binary=powers_of_two)
-
-
-def _unrounded(value: Expr) -> Expr:
-    """What is rounded to bfloat16, which has the range of float32, if that is all that `value` is."""
-    match value:
-        case Op(name="cast", args=(inner,), dtype=DType.BF16):
-            return inner
-        case _:
-            return value
 
 
 def _is_product(score: Expr, raw: Var) -> bool:
