@@ -48,20 +48,9 @@ POLYNOMIAL = 15  # instructions of exp, tanh, erf and the like
 TURNED = 2 * POLYNOMIAL  # of sin and cos, which are two of these
 ONE_BY_ONE = 240  # instructions in the time that libm takes for the lanes of a vector
 LEAST, SCALE = 2.0**-126, 2.0**64  # the smallest normal float; what brings the reciprocals of smaller ones into range
-SCALAR_F32 = {
-    "exp",
-    "exp_below",
-    "exp2",
-    "log",
-    "log2",
-    "tanh",
-    "erf",
-    "sigmoid",
-    "min",
-    "max",
-    "sign",
-    "rsqrt",
-}  # `name_f32_s`
+SCALAR_F32 = {  # `name_f32_s`
+    "exp", "exp_below", "exp2", "log", "log2", "tanh", "erf", "sigmoid", "min", "max", "sign", "rsqrt",
+}  # fmt: skip
 
 
 class EmitError(ValueError):
