@@ -17,6 +17,9 @@
 #include "tile_features.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi" /* vectors of 64 bytes go between functions of one file only */
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wmacro-redefined" /* its headers have some of these as macros already */
+#endif
 #define TILE_INTRINSICS_H /* this file stands for it */
 #define __AVX512F__ 1
 #define __AVX512DQ__ 1
