@@ -208,16 +208,16 @@ class _Kernel(Expressions):
             rest = f"{rest} / {extent}"
 
     def _scratch_pointers(self) -> None:
-        if any(memory.kind == "scratch" for memory in self.program.memories) or flags(self.program):
-            self.line("char* at = (char*)scratch;")
+        offset: Expr = const(0)
         for memory in self.program.memories:
             if memory.kind == "scratch":
                 element = ELEMENT[memory.dtype]
-                self.line(f"{element}* restrict {memory_name(memory)} = ({element}*)at;")
-                self.line(f"at += ({self.scalar(scratch_bytes(memory))});")
+                place = f"({element}*)((char*)scratch + {self.scalar(offset)})"
+                self.line(f"{element}* restrict {memory_name(memory)} = {place};")
+                offset += scratch_bytes(memory)
         for once in flags(self.program):
-            self.line(f"uint8_t* once_{once.name} = (uint8_t*)at;")
-            self.line(f"at += ({self.scalar(aligned(once.count))});")
+            self.line(f"uint8_t* once_{once.name} = (uint8_t*)scratch + {self.scalar(offset)};")
+            offset += aligned(once.count)
 
     # ---- statements
 

@@ -1,4 +1,4 @@
-/* FusedGolden_f55154910fdb: attention for x86-64-v3 */
+/* FusedGolden_13247e8d8c7b: attention for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -15,296 +15,295 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     const int64_t n1 = symbols[1];
     const float* restrict input0 = (const float*)inputs[0];
     float* restrict output0 = (float*)outputs[0];
-    char* at = (char*)scratch;
-    float* restrict s_q = (float*)at;
-    at += (6144);
-    float* restrict s_k = (float*)at;
+    float* restrict s_q = (float*)((char*)scratch + 0);
+    float* restrict s_k = (float*)((char*)scratch + 6144);
     const int64_t t1 = n1 + 31;
     const int64_t t2 = (t1 >> 5);
     const int64_t t3 = t2 * 8192;
-    at += (t3);
-    float* restrict s_v = (float*)at;
-    at += (t3);
-    float* restrict s_s = (float*)at;
-    at += (3072);
-    float* restrict s_o = (float*)at;
-    at += (6144);
-    float* restrict s_total = (float*)at;
-    at += (128);
-    float* restrict s_top = (float*)at;
-    at += (128);
-    float* restrict s_rescale = (float*)at;
-    at += (128);
-    uint8_t* once_k = (uint8_t*)at;
-    const int64_t t4 = t2 + 63;
-    const int64_t t5 = (t4 >> 6);
-    const int64_t t6 = t5 * 64;
-    at += (t6);
-    uint8_t* once_v = (uint8_t*)at;
-    at += (t6);
-    const int64_t t7 = n1 + 23;
-    const int64_t t8 = floordiv_i64(t7, 24);
-    const int32_t t170 = n1 == 0;
-    const i32v v171 = splat_bool(t170);
+    const int64_t t4 = t3 + 6144;
+    float* restrict s_v = (float*)((char*)scratch + t4);
+    const int64_t t5 = t2 * 16384;
+    const int64_t t6 = t5 + 6144;
+    float* restrict s_s = (float*)((char*)scratch + t6);
+    const int64_t t7 = t5 + 9216;
+    float* restrict s_o = (float*)((char*)scratch + t7);
+    const int64_t t8 = t5 + 15360;
+    float* restrict s_total = (float*)((char*)scratch + t8);
+    const int64_t t9 = t5 + 15488;
+    float* restrict s_top = (float*)((char*)scratch + t9);
+    const int64_t t10 = t5 + 15616;
+    float* restrict s_rescale = (float*)((char*)scratch + t10);
+    const int64_t t11 = t5 + 15744;
+    uint8_t* once_k = (uint8_t*)scratch + t11;
+    const int64_t t12 = t2 + 63;
+    const int64_t t13 = (t12 >> 6);
+    const int64_t t14 = t13 * 64;
+    const int64_t t15 = t14 + t5;
+    const int64_t t16 = t15 + 15744;
+    uint8_t* once_v = (uint8_t*)scratch + t16;
+    const int64_t t17 = n1 + 23;
+    const int64_t t18 = floordiv_i64(t17, 24);
+    const int32_t t180 = n1 == 0;
+    const i32v v181 = splat_bool(t180);
     for (int64_t task = begin; task < end; task++) {
-        const int64_t m_9 = task % t8;
-        const int64_t h_10 = task / t8 % 2;
-        const int64_t b_11 = task / t8 / 2;
-        if (task / t8 != *copied) {
-            *copied = task / t8;
+        const int64_t m_19 = task % t18;
+        const int64_t h_20 = task / t18 % 2;
+        const int64_t b_21 = task / t18 / 2;
+        if (task / t18 != *copied) {
+            *copied = task / t18;
             memset(once_k, 0, (size_t)(t2));
             memset(once_v, 0, (size_t)(t2));
         }
-        const int64_t t12 = m_9 * -24;
-        const int64_t t13 = n1 + t12;
-        const int64_t t14 = min_i64(24, t13);
-        const int64_t t17 = n1 * b_11;
-        const int64_t t18 = t17 * 384;
-        const int64_t t19 = h_10 * 64;
-        const int64_t t20 = t18 + t19;
-        const int64_t t21 = m_9 * 9216;
-        const int64_t t22 = t20 + t21;
-        for (int64_t q_0_15 = 0; q_0_15 < t14; q_0_15 += 1) {
-            int64_t j16 = 0;
-            const int64_t t23 = q_0_15 * 384;
-            const int64_t t24 = t22 + t23;
-            const int64_t t27 = q_0_15 * 64;
-            for (; j16 + 8 <= 64; j16 += 8) {
-                const f32v v25 = load_f32(input0 + t24 + j16);
-                const f32v v26 = v25 * splat_f32(0x1.7154760000000p-3f);
-                store_f32(s_q + t27 + j16, v26); // attention.py:36
+        const int64_t t22 = m_19 * -24;
+        const int64_t t23 = n1 + t22;
+        const int64_t t24 = min_i64(24, t23);
+        const int64_t t27 = n1 * b_21;
+        const int64_t t28 = t27 * 384;
+        const int64_t t29 = h_20 * 64;
+        const int64_t t30 = t28 + t29;
+        const int64_t t31 = m_19 * 9216;
+        const int64_t t32 = t30 + t31;
+        for (int64_t q_0_25 = 0; q_0_25 < t24; q_0_25 += 1) {
+            int64_t j26 = 0;
+            const int64_t t33 = q_0_25 * 384;
+            const int64_t t34 = t32 + t33;
+            const int64_t t37 = q_0_25 * 64;
+            for (; j26 + 8 <= 64; j26 += 8) {
+                const f32v v35 = load_f32(input0 + t34 + j26);
+                const f32v v36 = v35 * splat_f32(0x1.7154760000000p-3f);
+                store_f32(s_q + t37 + j26, v36); // attention.py:36
             }
         }
-        for (int64_t block_28 = 0; block_28 < t14; block_28 += 16) {
-            const int64_t t29 = block_28 + 16;
-            const int64_t t30 = min_i64(t29, t14);
-            for (int64_t row_31 = block_28; row_31 < t30; row_31 += 1) {
-                int64_t j32 = 0;
-                const int64_t t33 = row_31 * 64;
-                for (; j32 < 64; j32 += 8) {
-                    store_f32(s_o + t33 + j32, splat_f32(0x0.0p+0f)); // attention.py:37
+        for (int64_t block_38 = 0; block_38 < t24; block_38 += 16) {
+            const int64_t t39 = block_38 + 16;
+            const int64_t t40 = min_i64(t39, t24);
+            for (int64_t row_41 = block_38; row_41 < t40; row_41 += 1) {
+                int64_t j42 = 0;
+                const int64_t t43 = row_41 * 64;
+                for (; j42 < 64; j42 += 8) {
+                    store_f32(s_o + t43 + j42, splat_f32(0x0.0p+0f)); // attention.py:37
                 }
             }
-            const int64_t t34 = block_28 * -1;
-            const int64_t t35 = t30 + t34;
-            int64_t j36 = 0;
-            for (; j36 < t35; j36 += 8) {
-                const f32v v37 = splat_f32(-INFINITY);
-                store_f32(s_top + block_28 + j36, v37); // attention.py:39
-                const int32_t t38 = -INFINITY == -INFINITY;
-                const float t39 = t38 ? 0x0.0p+0f : -INFINITY;
-                const float t40 = -INFINITY - t39;
-                const float t41 = exp2_f32_s(t40);
-                const f32v v42 = splat_f32(t41);
-                store_f32(s_total + block_28 + j36, v42); // attention.py:40
+            const int64_t t44 = block_38 * -1;
+            const int64_t t45 = t40 + t44;
+            int64_t j46 = 0;
+            for (; j46 < t45; j46 += 8) {
+                const f32v v47 = splat_f32(-INFINITY);
+                store_f32(s_top + block_38 + j46, v47); // attention.py:39
+                const int32_t t48 = -INFINITY == -INFINITY;
+                const float t49 = t48 ? 0x0.0p+0f : -INFINITY;
+                const float t50 = -INFINITY - t49;
+                const float t51 = exp2_f32_s(t50);
+                const f32v v52 = splat_f32(t51);
+                store_f32(s_total + block_38 + j46, v52); // attention.py:40
             }
         }
-        const int64_t t43 = t13 + -24;
-        const int64_t t44 = min_i64(24, t43);
-        for (int64_t q_0_45 = 0; q_0_45 < t44; q_0_45 += 1) {
-            const int64_t t49 = q_0_45 * 384;
-            for (int64_t line_46 = 0; line_46 < 64; line_46 += 16) {
-                const int64_t t47 = t20 + line_46;
-                const int64_t t48 = t47 + t21;
-                const int64_t t50 = t48 + t49;
-                const int64_t t51 = t50 + 9216;
-                __builtin_prefetch(input0 + t51, 0);
-            }
-        }
-        const int64_t t54 = t17 * 128;
-        const int64_t t55 = t54 + t19;
-        const int64_t t57 = m_9 * 3072;
-        for (int64_t row_52 = 0; row_52 < t14; row_52 += 1) {
-            const int64_t t59 = row_52 * 128;
-            for (int64_t line_53 = 0; line_53 < 64; line_53 += 16) {
-                const int64_t t56 = t55 + line_53;
-                const int64_t t58 = t56 + t57;
+        const int64_t t53 = t23 + -24;
+        const int64_t t54 = min_i64(24, t53);
+        for (int64_t q_0_55 = 0; q_0_55 < t54; q_0_55 += 1) {
+            const int64_t t59 = q_0_55 * 384;
+            for (int64_t line_56 = 0; line_56 < 64; line_56 += 16) {
+                const int64_t t57 = t30 + line_56;
+                const int64_t t58 = t57 + t31;
                 const int64_t t60 = t58 + t59;
-                __builtin_prefetch(output0 + t60, 1);
+                const int64_t t61 = t60 + 9216;
+                __builtin_prefetch(input0 + t61, 0);
             }
         }
-        const int64_t t61 = m_9 * 24;
-        const int64_t t62 = t61 + 24;
-        const int64_t t63 = min_i64(n1, t62);
-        const int64_t t64 = t63 + 31;
-        const int64_t t65 = (t64 >> 5);
-        for (int64_t n_66 = 0; n_66 < t65; n_66 += 1) {
-            const int64_t t67 = n_66 * 12288;
-            const int64_t t68 = t20 + t67;
-            const int64_t t69 = t68 + 128;
-            const int64_t t70 = n_66 * 2048;
-            const int64_t t71 = n_66 * -32;
-            const int64_t t72 = n1 + t71;
-            const int64_t t73 = min_i64(32, t72);
-            if (!once_k[n_66]) {
-                once_k[n_66] = 1;
-                pack_transposed_f32(input0 + t69, 384, s_k + t70, 1024, t73, 64); // attention.py:43
+        const int64_t t64 = t27 * 128;
+        const int64_t t65 = t64 + t29;
+        const int64_t t67 = m_19 * 3072;
+        for (int64_t row_62 = 0; row_62 < t24; row_62 += 1) {
+            const int64_t t69 = row_62 * 128;
+            for (int64_t line_63 = 0; line_63 < 64; line_63 += 16) {
+                const int64_t t66 = t65 + line_63;
+                const int64_t t68 = t66 + t67;
+                const int64_t t70 = t68 + t69;
+                __builtin_prefetch(output0 + t70, 1);
             }
-            const int64_t t74 = t61 + t71;
-            const int64_t t75 = t74 + 24;
-            const int64_t t76 = min_i64(t73, t75);
-            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t70, 1024, s_s + 0, 32, t14, t76, 64, 1, 0, t14); // attention.py:44
-            for (int64_t block_77 = 0; block_77 < t14; block_77 += 16) {
-                const int64_t t78 = block_77 + 16;
-                const int64_t t79 = min_i64(t78, t14);
-                for (int64_t row_80 = block_77; row_80 < t79; row_80 += 1) {
-                    f32v acc81 = splat_f32(-INFINITY);
-                    f32v acc82 = splat_f32(-INFINITY);
-                    f32v acc83 = splat_f32(-INFINITY);
-                    f32v acc84 = splat_f32(-INFINITY);
-                    int64_t j85 = 0;
-                    const int64_t t86 = t74 + row_80;
-                    const int64_t t87 = t86 + 1;
-                    const int64_t t88 = min_i64(t76, t87);
-                    const int64_t t92 = row_80 * 32;
-                    for (; j85 + 32 <= t88; j85 += 32) {
-                        const f32v v93 = load_f32(s_s + t92 + j85);
-                        const f32v v94 = v93;
-                        acc81 = fmax_f32(acc81, v94); // online_softmax.py:18
-                        const int64_t j89 = j85 + 8;
-                        const f32v v95 = load_f32(s_s + t92 + j89);
-                        const f32v v96 = v95;
-                        acc82 = fmax_f32(acc82, v96); // online_softmax.py:18
-                        const int64_t j90 = j85 + 16;
-                        const f32v v97 = load_f32(s_s + t92 + j90);
-                        const f32v v98 = v97;
-                        acc83 = fmax_f32(acc83, v98); // online_softmax.py:18
-                        const int64_t j91 = j85 + 24;
-                        const f32v v99 = load_f32(s_s + t92 + j91);
-                        const f32v v100 = v99;
-                        acc84 = fmax_f32(acc84, v100); // online_softmax.py:18
+        }
+        const int64_t t71 = m_19 * 24;
+        const int64_t t72 = t71 + 24;
+        const int64_t t73 = min_i64(n1, t72);
+        const int64_t t74 = t73 + 31;
+        const int64_t t75 = (t74 >> 5);
+        for (int64_t n_76 = 0; n_76 < t75; n_76 += 1) {
+            const int64_t t77 = n_76 * 12288;
+            const int64_t t78 = t30 + t77;
+            const int64_t t79 = t78 + 128;
+            const int64_t t80 = n_76 * 2048;
+            const int64_t t81 = n_76 * -32;
+            const int64_t t82 = n1 + t81;
+            const int64_t t83 = min_i64(32, t82);
+            if (!once_k[n_76]) {
+                once_k[n_76] = 1;
+                pack_transposed_f32(input0 + t79, 384, s_k + t80, 1024, t83, 64); // attention.py:43
+            }
+            const int64_t t84 = t71 + t81;
+            const int64_t t85 = t84 + 24;
+            const int64_t t86 = min_i64(t83, t85);
+            tile_product_x86_64_v3(s_q + 0, 64, 1, s_k + t80, 1024, s_s + 0, 32, t24, t86, 64, 1, 0, t24); // attention.py:44
+            for (int64_t block_87 = 0; block_87 < t24; block_87 += 16) {
+                const int64_t t88 = block_87 + 16;
+                const int64_t t89 = min_i64(t88, t24);
+                for (int64_t row_90 = block_87; row_90 < t89; row_90 += 1) {
+                    f32v acc91 = splat_f32(-INFINITY);
+                    f32v acc92 = splat_f32(-INFINITY);
+                    f32v acc93 = splat_f32(-INFINITY);
+                    f32v acc94 = splat_f32(-INFINITY);
+                    int64_t j95 = 0;
+                    const int64_t t96 = t84 + row_90;
+                    const int64_t t97 = t96 + 1;
+                    const int64_t t98 = min_i64(t86, t97);
+                    const int64_t t102 = row_90 * 32;
+                    for (; j95 + 32 <= t98; j95 += 32) {
+                        const f32v v103 = load_f32(s_s + t102 + j95);
+                        const f32v v104 = v103;
+                        acc91 = fmax_f32(acc91, v104); // online_softmax.py:18
+                        const int64_t j99 = j95 + 8;
+                        const f32v v105 = load_f32(s_s + t102 + j99);
+                        const f32v v106 = v105;
+                        acc92 = fmax_f32(acc92, v106); // online_softmax.py:18
+                        const int64_t j100 = j95 + 16;
+                        const f32v v107 = load_f32(s_s + t102 + j100);
+                        const f32v v108 = v107;
+                        acc93 = fmax_f32(acc93, v108); // online_softmax.py:18
+                        const int64_t j101 = j95 + 24;
+                        const f32v v109 = load_f32(s_s + t102 + j101);
+                        const f32v v110 = v109;
+                        acc94 = fmax_f32(acc94, v110); // online_softmax.py:18
                     }
-                    for (; j85 + 8 <= t88; j85 += 8) {
-                        const f32v v101 = load_f32(s_s + t92 + j85);
-                        const f32v v102 = v101;
-                        acc81 = fmax_f32(acc81, v102); // online_softmax.py:18
+                    for (; j95 + 8 <= t98; j95 += 8) {
+                        const f32v v111 = load_f32(s_s + t102 + j95);
+                        const f32v v112 = v111;
+                        acc91 = fmax_f32(acc91, v112); // online_softmax.py:18
                     }
-                    for (; j85 + 8 <= t76; j85 += 8) {
-                        const i32v v103 = lanes_below(t87 - j85);
-                        const f32v v104 = select_f32(v103, load_masked_f32(s_s + t92 + j85, v103), splat_f32(-INFINITY));
-                        const f32v v105 = v104;
-                        store_f32(s_s + t92 + j85, v105); // attention.py:49
-                        acc81 = fmax_f32(acc81, v105); // online_softmax.py:18
+                    for (; j95 + 8 <= t86; j95 += 8) {
+                        const i32v v113 = lanes_below(t97 - j95);
+                        const f32v v114 = select_f32(v113, load_masked_f32(s_s + t102 + j95, v113), splat_f32(-INFINITY));
+                        const f32v v115 = v114;
+                        store_f32(s_s + t102 + j95, v115); // attention.py:49
+                        acc91 = fmax_f32(acc91, v115); // online_softmax.py:18
                     }
-                    if (j85 < t76) {
-                        const i32v m106 = lanes_below(t76 - j85);
-                        const i32v v107 = lanes_below(t87 - j85);
-                        const f32v v108 = select_f32(v107, load_masked_f32(s_s + t92 + j85, v107), splat_f32(-INFINITY));
-                        const f32v v109 = v108;
-                        store_masked_f32(s_s + t92 + j85, m106, v109); // attention.py:49
-                        acc81 = fmax_f32(acc81, select_f32(m106, v109, splat_f32(-INFINITY))); // online_softmax.py:18
+                    if (j95 < t86) {
+                        const i32v m116 = lanes_below(t86 - j95);
+                        const i32v v117 = lanes_below(t97 - j95);
+                        const f32v v118 = select_f32(v117, load_masked_f32(s_s + t102 + j95, v117), splat_f32(-INFINITY));
+                        const f32v v119 = v118;
+                        store_masked_f32(s_s + t102 + j95, m116, v119); // attention.py:49
+                        acc91 = fmax_f32(acc91, select_f32(m116, v119, splat_f32(-INFINITY))); // online_softmax.py:18
                     }
-                    const float fmax_110 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc81, acc82), acc83), acc84)); // online_softmax.py:18
-                    const float t111 = s_top[row_80];
-                    s_rescale[row_80] = t111; // online_softmax.py:17
-                    const float t112 = max_f32_s(t111, fmax_110);
-                    s_top[row_80] = t112; // online_softmax.py:18
+                    const float fmax_120 = fmax_lanes(fmax_f32(fmax_f32(fmax_f32(acc91, acc92), acc93), acc94)); // online_softmax.py:18
+                    const float t121 = s_top[row_90];
+                    s_rescale[row_90] = t121; // online_softmax.py:17
+                    const float t122 = max_f32_s(t121, fmax_120);
+                    s_top[row_90] = t122; // online_softmax.py:18
                 }
-                const int64_t t113 = block_77 * -1;
-                const int64_t t114 = t79 + t113;
-                int64_t j115 = 0;
-                for (; j115 < t114; j115 += 8) {
-                    const f32v v116 = load_f32(s_rescale + block_77 + j115);
-                    const f32v v117 = load_f32(s_top + block_77 + j115);
-                    const i32v v118 = (v117 == splat_f32(-INFINITY));
-                    const f32v v119 = select_f32(v118, splat_f32(0x0.0p+0f), v117);
-                    const f32v v120 = v116 - v119;
-                    const f32v v121 = exp2_f32(v120);
-                    const f32v v122 = v121;
-                    store_f32(s_rescale + block_77 + j115, v122); // online_softmax.py:20
-                    const f32v v123 = load_f32(s_total + block_77 + j115);
-                    const f32v v124 = v123 * v122;
-                    store_f32(s_total + block_77 + j115, v124); // online_softmax.py:21
+                const int64_t t123 = block_87 * -1;
+                const int64_t t124 = t89 + t123;
+                int64_t j125 = 0;
+                for (; j125 < t124; j125 += 8) {
+                    const f32v v126 = load_f32(s_rescale + block_87 + j125);
+                    const f32v v127 = load_f32(s_top + block_87 + j125);
+                    const i32v v128 = (v127 == splat_f32(-INFINITY));
+                    const f32v v129 = select_f32(v128, splat_f32(0x0.0p+0f), v127);
+                    const f32v v130 = v126 - v129;
+                    const f32v v131 = exp2_f32(v130);
+                    const f32v v132 = v131;
+                    store_f32(s_rescale + block_87 + j125, v132); // online_softmax.py:20
+                    const f32v v133 = load_f32(s_total + block_87 + j125);
+                    const f32v v134 = v133 * v132;
+                    store_f32(s_total + block_87 + j125, v134); // online_softmax.py:21
                 }
-                for (int64_t row_125 = block_77; row_125 < t79; row_125 += 1) {
-                    const float t126 = s_top[row_125];
-                    f32v acc127 = splat_f32(0.0f);
-                    int64_t j128 = 0;
-                    const int64_t t129 = row_125 * 32;
-                    const int32_t t131 = t126 == -INFINITY;
-                    const float t132 = t131 ? 0x0.0p+0f : t126;
-                    const f32v v133 = splat_f32(t132);
-                    for (; j128 + 8 <= t76; j128 += 8) {
-                        const f32v v130 = load_f32(s_s + t129 + j128);
-                        const f32v v134 = v130 - v133;
-                        const f32v v135 = exp2_f32(v134);
-                        const f32v v136 = v135;
-                        store_f32(s_s + t129 + j128, v136); // attention.py:54
-                        acc127 = acc127 + v136; // attention.py:55
+                for (int64_t row_135 = block_87; row_135 < t89; row_135 += 1) {
+                    const float t136 = s_top[row_135];
+                    f32v acc137 = splat_f32(0.0f);
+                    int64_t j138 = 0;
+                    const int64_t t139 = row_135 * 32;
+                    const int32_t t141 = t136 == -INFINITY;
+                    const float t142 = t141 ? 0x0.0p+0f : t136;
+                    const f32v v143 = splat_f32(t142);
+                    for (; j138 + 8 <= t86; j138 += 8) {
+                        const f32v v140 = load_f32(s_s + t139 + j138);
+                        const f32v v144 = v140 - v143;
+                        const f32v v145 = exp2_f32(v144);
+                        const f32v v146 = v145;
+                        store_f32(s_s + t139 + j138, v146); // attention.py:54
+                        acc137 = acc137 + v146; // attention.py:55
                     }
-                    if (j128 < t76) {
-                        const i32v m137 = lanes_below(t76 - j128);
-                        const f32v v138 = load_f32(s_s + t129 + j128);
-                        const f32v v139 = v138 - v133;
-                        const f32v v140 = exp2_f32(v139);
-                        const f32v v141 = v140;
-                        store_masked_f32(s_s + t129 + j128, m137, v141); // attention.py:54
-                        acc127 = acc127 + select_f32(m137, v141, splat_f32(0.0f)); // attention.py:55
+                    if (j138 < t86) {
+                        const i32v m147 = lanes_below(t86 - j138);
+                        const f32v v148 = load_f32(s_s + t139 + j138);
+                        const f32v v149 = v148 - v143;
+                        const f32v v150 = exp2_f32(v149);
+                        const f32v v151 = v150;
+                        store_masked_f32(s_s + t139 + j138, m147, v151); // attention.py:54
+                        acc137 = acc137 + select_f32(m147, v151, splat_f32(0.0f)); // attention.py:55
                     }
-                    const float sum_142 = sum_lanes(acc127); // attention.py:55
-                    const float t143 = s_total[row_125];
-                    const float t144 = t143 + sum_142;
-                    s_total[row_125] = t144; // attention.py:55
-                    const float t145 = s_rescale[row_125];
-                    int64_t j146 = 0;
-                    const int64_t t147 = row_125 * 64;
-                    const f32v v149 = splat_f32(t145);
-                    for (; j146 < 64; j146 += 8) {
-                        const f32v v148 = load_f32(s_o + t147 + j146);
-                        const f32v v150 = v148 * v149;
-                        store_f32(s_o + t147 + j146, v150); // attention.py:61
+                    const float sum_152 = sum_lanes(acc137); // attention.py:55
+                    const float t153 = s_total[row_135];
+                    const float t154 = t153 + sum_152;
+                    s_total[row_135] = t154; // attention.py:55
+                    const float t155 = s_rescale[row_135];
+                    int64_t j156 = 0;
+                    const int64_t t157 = row_135 * 64;
+                    const f32v v159 = splat_f32(t155);
+                    for (; j156 < 64; j156 += 8) {
+                        const f32v v158 = load_f32(s_o + t157 + j156);
+                        const f32v v160 = v158 * v159;
+                        store_f32(s_o + t157 + j156, v160); // attention.py:61
                     }
                 }
             }
-            if (!once_v[n_66]) {
-                once_v[n_66] = 1;
-                for (int64_t depth_151 = 0; depth_151 < t73; depth_151 += 1) {
-                    const int64_t t153 = depth_151 * 384;
-                    const int64_t t154 = t18 + t153;
-                    const int64_t t155 = t154 + t19;
-                    const int64_t t156 = t155 + t67;
-                    const int64_t t163 = depth_151 * 16;
-                    const int64_t t164 = t163 + t70;
-                    for (int64_t panel_152 = 0; panel_152 < 4; panel_152 += 1) {
-                        const int64_t t157 = panel_152 * 16;
-                        const int64_t t158 = t156 + t157;
-                        const int64_t t159 = t158 + 6400;
-                        __builtin_prefetch(input0 + t159, 0);
-                        int64_t j160 = 0;
-                        const int64_t t161 = t158 + 256;
-                        const int64_t t165 = panel_152 * 512;
-                        const int64_t t166 = t164 + t165;
-                        for (; j160 + 8 <= 16; j160 += 8) {
-                            const f32v v162 = load_f32(input0 + t161 + j160);
-                            store_f32(s_v + t166 + j160, v162); // attention.py:62
+            if (!once_v[n_76]) {
+                once_v[n_76] = 1;
+                for (int64_t depth_161 = 0; depth_161 < t83; depth_161 += 1) {
+                    const int64_t t163 = depth_161 * 384;
+                    const int64_t t164 = t28 + t163;
+                    const int64_t t165 = t164 + t29;
+                    const int64_t t166 = t165 + t77;
+                    const int64_t t173 = depth_161 * 16;
+                    const int64_t t174 = t173 + t80;
+                    for (int64_t panel_162 = 0; panel_162 < 4; panel_162 += 1) {
+                        const int64_t t167 = panel_162 * 16;
+                        const int64_t t168 = t166 + t167;
+                        const int64_t t169 = t168 + 6400;
+                        __builtin_prefetch(input0 + t169, 0);
+                        int64_t j170 = 0;
+                        const int64_t t171 = t168 + 256;
+                        const int64_t t175 = panel_162 * 512;
+                        const int64_t t176 = t174 + t175;
+                        for (; j170 + 8 <= 16; j170 += 8) {
+                            const f32v v172 = load_f32(input0 + t171 + j170);
+                            store_f32(s_v + t176 + j170, v172); // attention.py:62
                         }
                     }
                 }
             }
-            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t70, 512, s_o + 0, 64, t14, 64, t76, 0, 0, t14); // attention.py:63
+            tile_product_x86_64_v3(s_s + 0, 32, 1, s_v + t80, 512, s_o + 0, 64, t24, 64, t86, 0, 0, t24); // attention.py:63
         }
-        const int64_t t186 = t55 + t57;
-        for (int64_t row_167 = 0; row_167 < t14; row_167 += 1) {
-            const float t168 = s_total[row_167];
-            int64_t j169 = 0;
-            const int64_t t172 = row_167 * 64;
-            const float t174 = fabsf(t168);
-            const int32_t t175 = t174 < 0x1.0000000000000p-126f;
-            const int32_t t176 = t174 > 0x1.0000000000000p+126f;
-            const float t177 = t176 ? 0x1.0000000000000p-64f : 0x1.0000000000000p+0f;
-            const float t178 = t175 ? 0x1.0000000000000p+64f : t177;
-            const f32v v179 = splat_f32(t178);
-            const float t181 = t168 * t178;
-            const float t182 = 0x1.0000000000000p+0f / t181;
-            const f32v v183 = splat_f32(t182);
-            const int64_t t187 = row_167 * 128;
-            const int64_t t188 = t186 + t187;
-            for (; j169 + 8 <= 64; j169 += 8) {
-                const f32v v173 = load_f32(s_o + t172 + j169);
-                const f32v v180 = v173 * v179;
-                const f32v v184 = v180 * v183;
-                const f32v v185 = select_f32(v171, splat_f32(0x0.0p+0f), v184);
-                store_f32(output0 + t188 + j169, v185); // attention.py:73
+        const int64_t t196 = t65 + t67;
+        for (int64_t row_177 = 0; row_177 < t24; row_177 += 1) {
+            const float t178 = s_total[row_177];
+            int64_t j179 = 0;
+            const int64_t t182 = row_177 * 64;
+            const float t184 = fabsf(t178);
+            const int32_t t185 = t184 < 0x1.0000000000000p-126f;
+            const int32_t t186 = t184 > 0x1.0000000000000p+126f;
+            const float t187 = t186 ? 0x1.0000000000000p-64f : 0x1.0000000000000p+0f;
+            const float t188 = t185 ? 0x1.0000000000000p+64f : t187;
+            const f32v v189 = splat_f32(t188);
+            const float t191 = t178 * t188;
+            const float t192 = 0x1.0000000000000p+0f / t191;
+            const f32v v193 = splat_f32(t192);
+            const int64_t t197 = row_177 * 128;
+            const int64_t t198 = t196 + t197;
+            for (; j179 + 8 <= 64; j179 += 8) {
+                const f32v v183 = load_f32(s_o + t182 + j179);
+                const f32v v190 = v183 * v189;
+                const f32v v194 = v190 * v193;
+                const f32v v195 = select_f32(v181, splat_f32(0x0.0p+0f), v194);
+                store_f32(output0 + t198 + j179, v195); // attention.py:73
             }
         }
     }
@@ -358,7 +357,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_INPUT, 0, 1, 0}, {TILE_DIM_CONST, 0, 0, 128}};
 static const tile_output tile_outputs[] = {{1, 3, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_f55154910fdb_x86_64_v3 = {
-    "FusedGolden_f55154910fdb", 1, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_13247e8d8c7b_x86_64_v3 = {
+    "FusedGolden_13247e8d8c7b", 1, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

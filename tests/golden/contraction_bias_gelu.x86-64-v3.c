@@ -1,4 +1,4 @@
-/* FusedGolden_3ad1ebb1ed02: matmul for x86-64-v3 */
+/* FusedGolden_e720dfa5720d: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -17,9 +17,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     const float* restrict input1 = (const float*)inputs[1];
     const float* restrict input2 = (const float*)inputs[2];
     float* restrict output0 = (float*)outputs[0];
-    char* at = (char*)scratch;
-    float* restrict s_c = (float*)at;
-    at += (3008);
+    float* restrict s_c = (float*)((char*)scratch + 0);
     const int64_t t1 = n0 + 23;
     const int64_t t2 = floordiv_i64(t1, 24);
     for (int64_t task = begin; task < end; task++) {
@@ -127,7 +125,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_3ad1ebb1ed02_x86_64_v3 = {
-    "FusedGolden_3ad1ebb1ed02", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_e720dfa5720d_x86_64_v3 = {
+    "FusedGolden_e720dfa5720d", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

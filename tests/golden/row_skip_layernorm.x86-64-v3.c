@@ -1,4 +1,4 @@
-/* FusedGolden_99f648f2c83d: row for x86-64-v3 */
+/* FusedGolden_ec739e408af2: row for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -16,11 +16,8 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     const float* restrict input3 = (const float*)inputs[3];
     float* restrict output0 = (float*)outputs[0];
     float* restrict output1 = (float*)outputs[1];
-    char* at = (char*)scratch;
-    float* restrict s_tile = (float*)at;
-    at += (1536);
-    float* restrict s_tile1 = (float*)at;
-    at += (1536);
+    float* restrict s_tile = (float*)((char*)scratch + 0);
+    float* restrict s_tile1 = (float*)((char*)scratch + 1536);
     const int64_t t55 = n0 * 768;
     const int64_t t56 = t55 + 384;
     const int32_t t57 = t56 >= 11184810;
@@ -215,7 +212,7 @@ static const int32_t input_types[] = {1, 1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_dim dims_1[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}, {1, 2, dims_1}};
-const tile_kernel tile_kernel_FusedGolden_99f648f2c83d_x86_64_v3 = {
-    "FusedGolden_99f648f2c83d", 4, 2, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_ec739e408af2_x86_64_v3 = {
+    "FusedGolden_ec739e408af2", 4, 2, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

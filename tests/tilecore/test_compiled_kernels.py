@@ -299,7 +299,9 @@ def test_the_compiler_of_the_ziglang_wheel_builds_the_same_kernel(
     monkeypatch.setattr("tilecore.toolchain.shutil.which", lambda name: None)
     compiler = find_compiler.__wrapped__(None)
     assert compiler.is_zig
-    compare(attention_case(AttentionForm(mask="causal"), np.random.default_rng(8)), Toolchain(compiler, object_cache))
+    toolchain = Toolchain(compiler, object_cache)
+    compare(attention_case(AttentionForm(mask="causal"), np.random.default_rng(8)), toolchain)
+    compare(row_case("softmax", rows=3, columns=0, dynamic=False), toolchain)  # whose scratch memory nothing reads
 
 
 def test_a_tensor_of_too_many_dims_is_refused(toolchain: Toolchain) -> None:

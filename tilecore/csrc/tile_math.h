@@ -10,6 +10,15 @@ TILE_INLINE f32v abs_f32(f32v x) { return (f32v)((i32v)x & 0x7fffffff); }
 TILE_INLINE f32v sign_f32(f32v x) {
     return select_f32(x != x, x, select_f32(x > 0, splat_f32(1), select_f32(x < 0, splat_f32(-1), splat_f32(0))));
 }
+/* a b + c, rounded once. Compilers make that of a plain expression, clang not of two that share a product. */
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_elementwise_fma)
+#define TILE_MULTIPLY_ADD(a, b, c) __builtin_elementwise_fma(a, b, c)
+#endif
+#endif
+#if !defined(TILE_MULTIPLY_ADD)
+#define TILE_MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+#endif
 /* 2^r for |r| <= 1/2, to 9.2e-8 of itself, exact at 0; times `scale`, 1 or 2, which is folded into the numbers. */
 #define TILE_EXP2_OF_REST(p, r, scale)            \
     f32v p = splat_f32((scale) * 0.00132646528f); \
@@ -66,8 +75,9 @@ TILE_INLINE f32v exp_f32(f32v x) {
 /* exp of what is not above 0: nothing overflows, and x log2(e) less its nearest integer takes one step, in which the
  * error of log2(e) is left. */
 TILE_INLINE f32v exp_below_f32(f32v x) {
-    const f32v n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* so both products are parts of multiply-adds */
-    const f32v r = x * 1.44269504f - n;
+    const f32v scale = splat_f32(1.44269504f), shift = splat_f32(12582912.0f);
+    const f32v n = TILE_MULTIPLY_ADD(x, scale, shift) - shift;
+    const f32v r = TILE_MULTIPLY_ADD(x, scale, -n);
     TILE_EXP2_OF_REST(p, r, 1.0f);
     const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3365448f), _CMP_NLT_UQ); /* NaN is, too */
     return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
@@ -87,8 +97,9 @@ TILE_INLINE f32v exp_f32(f32v x) {
  * error of log2(e) is left. */
 TILE_INLINE f32v exp_below_f32(f32v x) {
     const f32v y = max_raw(splat_f32(-87.3365448f), x); /* second operand: NaN goes through */
-    const f32v shifted = y * 1.44269504f + (12582912.0f + 126.0f);
-    const f32v r = y * 1.44269504f - (shifted - (12582912.0f + 126.0f));
+    const f32v scale = splat_f32(1.44269504f), shift = splat_f32(12582912.0f + 126.0f);
+    const f32v shifted = TILE_MULTIPLY_ADD(y, scale, shift);
+    const f32v r = TILE_MULTIPLY_ADD(y, scale, shift - shifted);
     TILE_EXP2_OF_REST(p, r, 2.0f);
     return p * (f32v)((i32v)shifted << 23);
 }
