@@ -1,7 +1,9 @@
 """The product of a block as C: the register tiles of `tile_cpu.h` stamped out, and the function that covers a block.
 
-Full tiles first; the last rows go in two even tiles rather than a full one and a sliver; one or two rows alone take
-wider tiles, because there each row of B is read for little work and many must be in flight.
+Full tiles first; the last rows go in two even tiles rather than a full one and a sliver. Rows that are all there are
+take tiles of their own: one or two wider ones, because there each row of B is read for little work and many must be in
+flight; up to twelve of floats narrower ones that hold all of them, because B then is fetched once, beside the work. The
+last rows of many take such a tile, too.
 
 Compiling that takes longer than the rest of a kernel, and it is the same for every kernel whose text does not ask for a
 register tile of its own. Products of floats are therefore units that the kernels of a library share: these call them by
@@ -15,11 +17,12 @@ from itertools import product
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import const
 from tilecore.contract.panel import PANEL
-from tilecore.infer import choose_register_tile
+from tilecore.infer import choose_register_tile, choose_tall_tiles, halves
 from tilecore.loops import FewRows, Mma
 from tilecore.target import RegisterTile, Target
 
 WIDE_ROWS = (1, 2)
+FEW_ROWS = 4  # of floats in a tile that asks for its own rows of B: it does so little for each that fetching shows
 Widths = Mapping[int, tuple[int, ...]]  # rows → vectors of the tiles to use, widest first
 
 
@@ -43,13 +46,13 @@ class SharedUnit:
 
 KINDS: dict[tuple[DType, DType, DType, bool], ProductKind] = {  # by the types of a, b and c in memory, and b's pairs
     (DType.F32, DType.F32, DType.F32, False): ProductKind(
-        "product", ("float", "float", "float"), "TILE_MMA({rows}, {vectors}, mma_, f32, float)", "mma_"
+        "product", ("float", "float", "float"), "TILE_MMA({rows}, {vectors}, mma_, f32, float, {own})", "mma_"
     ),
     **{
         (DType.F32, dtype, DType.F32, False): ProductKind(  # b is widened when it is read
             f"product_{dtype}",
             ("float", "uint16_t", "float"),
-            f"TILE_MMA({{rows}}, {{vectors}}, mma_{dtype}_, {dtype}, uint16_t)",
+            f"TILE_MMA({{rows}}, {{vectors}}, mma_{dtype}_, {dtype}, uint16_t, {{own}})",
             f"mma_{dtype}_",
         )
         for dtype in (DType.F16, DType.BF16)
@@ -58,7 +61,7 @@ KINDS: dict[tuple[DType, DType, DType, bool], ProductKind] = {  # by the types o
         "product_pairs", ("float", "uint16_t", "float"), "TILE_MMA_PAIRS({rows}, {vectors})", "mma_pairs_"
     ),
     (DType.BF16, DType.BF16, DType.F32, True): ProductKind(
-        "product_narrow", ("uint16_t", "uint16_t", "float"), "TILE_MMA_NARROW({rows}, {vectors})", "mma_narrow_"
+        "product_narrow", ("uint16_t", "uint16_t", "float"), "TILE_MMA_NARROW({rows}, {vectors}, {own})", "mma_narrow_"
     ),
     **{
         (DType.I16, dtype, DType.I32, dtype is not DType.I16): ProductKind(
@@ -197,24 +200,33 @@ def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[
 
 
 def _product(kind: ProductKind, tile: RegisterTile, target: Target, *, linkage: str = "static ") -> list[str]:
-    widths = {rows: _halves(tile.vectors, target) for rows in range(1, tile.rows + 1)}
-    widths |= {rows: _down(max(_widest(rows, target), tile.vectors), target) for rows in WIDE_ROWS}
-    shapes = [(rows, vectors) for rows, group in widths.items() for vectors in group]
-    stamped = [kind.stamp.format(rows=rows, vectors=vectors) for rows, vectors in shapes]
+    alone = {rows: _down(max(_widest(rows, target), tile.vectors), target) for rows in WIDE_ROWS}
+    if asks_ahead(kind, target) and tile == choose_register_tile(target):
+        tall = choose_tall_tiles(target, again=_reads_again(kind))
+        alone |= {narrow.rows: halves(narrow.vectors, target) for narrow in tall}
+    widths = {rows: halves(tile.vectors, target) for rows in range(1, tile.rows + 1)} | alone
+    stamped = [_stamp(kind, RegisterTile(rows, vectors), tile, target) for rows in widths for vectors in widths[rows]]
     if target.amx and in_tiles(kind):
         rows = replace(kind, function=f"{kind.function}_rows")
         return [
             *stamped,
-            *_function(rows, tile, widths, target, linkage),
+            *_function(rows, tile, widths, alone, target, linkage),
             f"TILE_AMX_PRODUCT({kind.function}, {rows.function})",
         ]
-    return [*stamped, *_function(kind, tile, widths, target, linkage)]
+    return [*stamped, *_function(kind, tile, widths, alone, target, linkage)]
 
 
-def _halves(vectors: int, target: Target) -> tuple[int, ...]:
-    """Widths of tiles for what is left of the columns: half as wide each, down to one panel."""
-    small = target.smallest_vectors
-    return (small,) if vectors <= small else (vectors, *_halves(max(vectors // 2 // small, 1) * small, target))
+def _reads_again(kind: ProductKind) -> bool:
+    """Whether multiply-adds of that kind may take a vector of B out of memory, as it lies there."""
+    return kind.types == ("float", "float", "float")
+
+
+def _stamp(kind: ProductKind, tile: RegisterTile, full: RegisterTile, target: Target) -> str:
+    if not target.fits(tile):
+        return f"TILE_MMA_TIGHT({tile.rows}, {tile.vectors}, {kind.tile})"
+    few = 0 if in_tiles(kind) else FEW_ROWS  # pairs of bf16: one row loses a tenth by asking
+    own = int(tile.rows <= few or tile.rows > full.rows)
+    return kind.stamp.format(rows=tile.rows, vectors=tile.vectors, own=own)
 
 
 def _down(vectors: int, target: Target) -> tuple[int, ...]:
@@ -228,20 +240,31 @@ def _widest(rows: int, target: Target) -> int:
     return max(v for v in range(step, 4 * PANEL // target.lanes + 1, step) if target.fits(RegisterTile(rows, v)))
 
 
-def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Target, linkage: str) -> Iterator[str]:
+def _side_by_side(vectors: int, widths: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where tiles of these widths begin that are so many vectors wide together, and how wide each is."""
+    first = 0
+    for wide in widths:
+        while first + wide <= vectors:
+            yield first, wide
+            first += wide
+
+
+def _function(
+    kind: ProductKind, tile: RegisterTile, widths: Widths, alone: Widths, target: Target, linkage: str
+) -> Iterator[str]:
     a, b, c = kind.types
     ahead = asks_ahead(kind, target)
-    alone = "TILE_CALL_ALONE" if _can_ask(kind) else "TILE_CALL"
+    whole = "TILE_CALL_ALONE" if _can_ask(kind) else "TILE_CALL"
     yield f"{linkage}void {kind.function}(const {a}* restrict a, int64_t lda, int64_t step, const {b}* restrict b,"
     yield f"                    int64_t panel, {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns,"
     yield f"                    int64_t depth, int clear{', int64_t first, int64_t all' if ahead else ''}) {{"
     yield "    const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL;"
     yield "    int64_t p = 0;"
-    for rows in WIDE_ROWS:
+    for rows, group in alone.items():
         yield f"    if (rows == {rows}) {{"
-        for vectors in widths[rows]:
+        for vectors in group:
             count = vectors * target.lanes // PANEL
-            yield f"        for (; p + {count} <= panels; p += {count}) {alone}({kind.tile}{rows}x{vectors}, 0);"
+            yield f"        for (; p + {count} <= panels; p += {count}) {whole}({kind.tile}{rows}x{vectors}, 0, p);"
         yield "        return;"
         yield "    }"
     for vectors in widths[tile.rows]:
@@ -250,11 +273,15 @@ def _function(kind: ProductKind, tile: RegisterTile, widths: Widths, target: Tar
         if ahead:
             yield f"        TILE_SHARE({tile.rows}, {count});"
         yield "        for (int64_t i = 0, r; i < rows; i += r) {"
-        yield f"            r = TILE_ROWS(rows - i, {tile.rows});"
+        yield f"            r = TILE_ROWS(rows - i, {tile.rows}, {max(widths)});"
         yield "            switch (r) {"
-        for rows in range(tile.rows, 0, -1):
-            call = "TILE_CALL_AHEAD" if ahead else alone
-            yield f"            case {rows}: {call}({kind.tile}{rows}x{vectors}, i); break;"
+        for rows in sorted((rows for rows in widths if rows < 2 * tile.rows), reverse=True):
+            call = "TILE_CALL_AHEAD" if ahead and rows <= tile.rows else whole
+            calls = (
+                f"{call}({kind.tile}{rows}x{wide}, i, p + {first * target.lanes // PANEL});"
+                for first, wide in _side_by_side(vectors, widths[rows])
+            )
+            yield f"            case {rows}: {' '.join(calls)} break;"
         yield "            default: break;"
         yield "            }"
         yield "        }"

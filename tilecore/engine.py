@@ -8,7 +8,7 @@ leave a core's instruction slots to the work beside.
 from dataclasses import dataclass
 
 from tilecore.contract.dtype import DType
-from tilecore.infer import choose_register_tile
+from tilecore.infer import choose_register_tile, choose_tall_tiles
 from tilecore.profile import HardwareProfile
 from tilecore.target import BLOCK, Target, target_named
 
@@ -24,7 +24,7 @@ class Engine:
     """`rows` × `columns` results at once, `depth` steps of the sum an instruction, elements of `bytes` bytes.
 
     `rate`: multiply-adds per cycle. `cycles`: of beginning and ending a block. `beside`: results are finished while the
-    next block is multiplied (`blocks.py`).
+    next block is multiplied (`blocks.py`). `alone`: up to so many rows that are all there are pass B once.
     """
 
     rows: int
@@ -34,6 +34,7 @@ class Engine:
     rate: float
     cycles: float = CALL_CYCLES
     beside: bool = False
+    alone: int = 0
 
 
 def engine_for(dtype: DType, profile: HardwareProfile, target: Target) -> Engine:
@@ -46,7 +47,12 @@ def engine_for(dtype: DType, profile: HardwareProfile, target: Target) -> Engine
     if dtype is DType.I8:
         return Engine(rows, columns, 2, 1, rate * PACKED_SPEED)
     if dtype is DType.BF16 and profile.narrow and profile.bf16_per_cycle:
-        if target_named(profile.narrow).amx:
+        narrow = target_named(profile.narrow)
+        if narrow.amx:
             return Engine(BLOCK, BLOCK, BLOCK, 2, profile.bf16_per_cycle, TILE_CYCLES, beside=True)
-        return Engine(rows, columns, 2, 2, profile.bf16_per_cycle)
-    return Engine(rows, columns, 1, 4, rate)
+        return Engine(rows, columns, 2, 2, profile.bf16_per_cycle, alone=_tallest(narrow, again=False))
+    return Engine(rows, columns, 1, 4, rate, alone=_tallest(target, again=True))
+
+
+def _tallest(target: Target, *, again: bool) -> int:
+    return max((tile.rows for tile in choose_tall_tiles(target, again=again)), default=0)

@@ -127,6 +127,31 @@ def choose_register_tile(target: Target, columns: int = 64) -> RegisterTile:
     return max(candidates, key=lambda t: (t.rows * t.vectors / (t.rows + t.vectors), t.vectors))
 
 
+MOST_ALONE = 12  # rows of one tile: where they lie a multiple of 4 KB apart, all share one set of the first cache
+
+
+def choose_tall_tiles(target: Target, *, again: bool) -> tuple[RegisterTile, ...]:
+    """The widest tile for each number of rows above the chosen tile's that one tile holds, least first.
+
+    They read B once for all rows, and do more multiply-adds than loads. `again`: multiply-adds may take B as it lies.
+    """
+    full = choose_register_tile(target)
+    found: list[RegisterTile] = []
+    for rows in range(full.rows + 1, MOST_ALONE + 1):
+        tiles = [RegisterTile(rows, vectors) for vectors in halves(full.vectors, target)]
+        fitting = [tile for tile in tiles if target.fits(tile)]
+        fitting += [tile for tile in tiles if again and target.fits_tightly(tile)]
+        if fitting and rows * fitting[0].vectors > rows + fitting[0].vectors:
+            found.append(fitting[0])
+    return tuple(found)
+
+
+def halves(vectors: int, target: Target) -> tuple[int, ...]:
+    """Widths of tiles for what is left of the columns: half as wide each, down to one panel."""
+    small = target.smallest_vectors
+    return (small,) if vectors <= small else (vectors, *halves(max(vectors // 2 // small, 1) * small, target))
+
+
 def _layouts(graph: TileGraph, given: Mapping[str, Layout], target: Target) -> dict[str, Layout]:
     layouts = dict(given)
     for node in graph.nodes:

@@ -337,7 +337,7 @@ def _vector_products(of: Contraction, config: Mapping[str, int], machine: Machin
     leave them no room in L2, multiply-adds wait for them at every panel.
     """
     count, sizes, engine = of.products, of.sizes, of.sizes.engine
-    tiles, panels = -(-m // engine.rows), -(-n // engine.columns)
+    tiles, panels = 1 if m <= engine.alone else -(-m // engine.rows), -(-n // engine.columns)
     strips = -(-of.rows // config["block_m"])
     right, left = sizes.b * of.depth * n * count, sizes.a * of.depth * m
     whole = of.in_strips and config["block_k"] >= of.depth

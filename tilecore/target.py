@@ -33,6 +33,7 @@ class Target:
     base: str = ""  # the row that this one is with instructions for products of bf16, which only such kernels need
     amx: bool = False  # products of bf16 in tiles of 16 × 16 results
     fused_dot: str = ""  # C: whether it has TILE_DOT_FUSED, asked once a library
+    from_memory: bool = True  # multiply-adds take an operand out of memory
 
     @property
     def multiplies_bf16(self) -> bool:
@@ -47,6 +48,10 @@ class Target:
     def fits(self, tile: RegisterTile) -> bool:
         """True when accumulators, one row of B and one broadcast of A fit the register file."""
         return tile.rows * tile.vectors + tile.vectors + 1 <= self.registers
+
+    def fits_tightly(self, tile: RegisterTile) -> bool:
+        """True when accumulators fit beside one vector of B and one broadcast, the rest of B being read from memory."""
+        return self.from_memory and tile.rows * tile.vectors + 2 <= self.registers
 
 
 _V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
@@ -65,7 +70,7 @@ TARGETS: tuple[Target, ...] = (  # best first: a library tries them in this orde
     Target("x86-64-v4-bf16", 16, 32, _BF16, "tile_x86_bf16()", "x86-64-v4", fused_dot="tile_x86_vnni(512)"),
     Target("x86-64-v4", 16, 32, _V4, "tile_x86_level() >= 4", fused_dot="tile_x86_vnni(512)"),
     Target("x86-64-v3", 8, 16, ("-march=x86-64-v3",), "tile_x86_level() >= 3", fused_dot="tile_x86_vnni(256)"),
-    Target("aarch64", 4, 32, (), "1"),
+    Target("aarch64", 4, 32, (), "1", from_memory=False),
 )
 
 

@@ -23,11 +23,13 @@ from tilecore.contract.panel import PANEL, pack
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Step, Tensor, outputs_of
 from tilecore.emit_expr import EmitError
 from tilecore.library.score import score_of
-from tilecore.profile import detect_profile
+from tilecore.profile import detect_profile, detect_targets
+from tilecore.target import Target
 from tilecore.toolchain import Source, Toolchain, find_compiler, find_toolchain
 
 pytestmark = pytest.mark.cpu
 PROFILE = detect_profile()
+TARGETS = tuple(target for target in detect_targets() if not target.base)
 TOLERANCE = 3e-6  # f32 rounding over the longest sums here, relative to the largest finite value of the output
 
 
@@ -59,13 +61,15 @@ def test_packed_panels_hold_zeros_past_their_columns(columns: int, depth: int, t
     np.testing.assert_array_equal(panels.transpose(0, 2, 1).reshape(width, depth), expected)
 
 
-def build(case: Case, toolchain: Toolchain, config: Mapping[str, int] | None) -> CompiledKernel:
-    kernel = compile_spec(case.spec, label="Test", profile=PROFILE, targets=(PROFILE.target,), config=config)
-    return load_kernel(kernel, PROFILE.target, toolchain)
+def build(
+    case: Case, toolchain: Toolchain, config: Mapping[str, int] | None, target: Target = PROFILE.target
+) -> CompiledKernel:
+    kernel = compile_spec(case.spec, label="Test", profile=PROFILE, targets=(target,), config=config)
+    return load_kernel(kernel, target, toolchain)
 
 
-def compare(case: Case, toolchain: Toolchain, **config: int) -> None:
-    compiled = build(case, toolchain, config or None)
+def compare(case: Case, toolchain: Toolchain, target: Target = PROFILE.target, **config: int) -> None:
+    compiled = build(case, toolchain, config or None, target)
     inputs = [case.arrays[tensor.name] for tensor in case.spec.inputs]
     for position in compiled.kernel.packed:
         assert isinstance(case.spec, ContractionSpec)
@@ -233,6 +237,15 @@ def test_matmul(seed: int, block_n: int, block_k: int, toolchain: Toolchain) -> 
 def test_every_number_of_rows(rows: int, toolchain: Toolchain) -> None:
     case = contraction_case(1, rows=rows, columns=50, depth=24)
     compare(case, toolchain, block_m=12, block_n=48, block_k=24)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("rows", range(1, 26))
+def test_every_number_of_rows_of_a_weight(rows: int, target: Target, toolchain: Toolchain) -> None:
+    """Rows that are all there are have register tiles of their own, as do the last of many; columns are left over."""
+    case = siblings_case("apart", rows=rows, columns=163, depth=77)
+    compare(case, toolchain, target, block_m=48, block_n=112, block_k=77)
+    compare(case, toolchain, target, block_m=48, block_n=163, block_k=40)
 
 
 @pytest.mark.parametrize("blocks", [{}, {"block_m": 24, "block_n": 32, "block_k": 16}])

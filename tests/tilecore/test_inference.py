@@ -13,7 +13,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Load, Sym, Var, const
 from tilecore.contract.spec import ContractionSpec, Place, Result, Tensor, View
 from tilecore.copies import expand_buffer_copies
-from tilecore.infer import InferenceError, Plan, choose_register_tile, infer
+from tilecore.infer import InferenceError, Plan, choose_register_tile, choose_tall_tiles, infer
 from tilecore.library import kernel_for
 from tilecore.profile import PROFILES, profile_named
 from tilecore.recommend import Machine, costs_of, nominal_sizes, rank, recommend
@@ -115,6 +115,20 @@ def test_the_register_tile_fits_and_no_larger_one_of_its_shape_does(target: Any)
     assert target.fits(tile)
     wider = RegisterTile(tile.rows, tile.vectors + target.smallest_vectors)
     assert wider.columns(target.lanes) > 64 or not target.fits(wider)
+
+
+@pytest.mark.parametrize(
+    ("name", "again", "tiles"),
+    [
+        ("x86-64-v4", False, [(rows, 2) for rows in range(7, 13)]),
+        ("x86-64-v3", True, [(7, 2)]),  # one vector of B stays in memory
+        ("x86-64-v3", False, []),
+        ("aarch64", True, []),
+    ],
+)
+def test_rows_that_one_tile_holds_pass_the_right_operand_once(name: str, again: bool, tiles: Any) -> None:
+    found = choose_tall_tiles(target_named(name), again=again)
+    assert [(tile.rows, tile.vectors) for tile in found] == tiles
 
 
 CASES = {

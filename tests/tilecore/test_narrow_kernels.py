@@ -98,6 +98,13 @@ def test_contractions(case: Product, layout: str, target: Target, toolchain: Too
     compare_contraction(case, layout, target, toolchain)
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("rows", range(1, 26))
+def test_every_number_of_rows(rows: int, target: Target, toolchain: Toolchain) -> None:
+    config = {"block_m": 48, "block_n": 112, "block_k": 77}
+    compare_contraction(Product(rows, 77, 163, config), "constant", target, toolchain)
+
+
 EMULATED = emulated_targets()
 
 

@@ -476,10 +476,12 @@ TILE_INLINE int32_t pair_at(const int16_t* a) { int32_t both; memcpy(&both, a, s
 #define TILE_DOT_FUSED(MR, NV, NAME, ELEMENT) TILE_FUSED_DOT TILE_DOT_WITH(MR, NV, NAME, ELEMENT, fused, dot_fused)
 #endif
 
-/* How many of the rows that are left the next tile takes: all full tiles, but the last two even. */
-#define TILE_ROWS(left, full) ((left) >= 2 * (full) || (left) == (full) ? (full) : (left) > (full) ? ((left) + 1) / 2 : (left))
-#define TILE_CALL(shape, row) \
-    shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear)
+/* How many of the rows that are left the next tile takes: all full tiles, but the last ones in one `tall` tile that is
+ * narrower, or in two even ones. */
+#define TILE_ROWS(left, full, tall)                                                                                   \
+    ((left) >= 2 * (full) || (left) == (full) ? (full) : (left) > (tall) ? ((left) + 1) / 2 : (left))
+#define TILE_CALL(shape, row, at)                                                                                     \
+    shape(a + (row) * lda, lda, step, b + (at) * panel, panel, c + (row) * ldc + (at) * TILE_PANEL, ldc, depth, clear)
 
 #include "tile_pack.h"
 #include "tile_narrow.h"

@@ -2,15 +2,14 @@
  * Vector j of a row of b lies in panel j * LANES / PANEL. All accumulators live in registers: MR * NV of them.
  * A part of tile_cpu.h, which includes it.
  *
- * b comes from a cache that is far away, once for all rows. Tiles of few rows ask for what they read soon. Where tiles are
- * many, as they are not in attention, they share out the panels after theirs: each asks for `lines` lines of every such
+ * b comes from a cache that is far away, once for all rows. Tiles of few rows, and such as hold all rows there are, ask for
+ * what they read soon (OWN). Where tiles are many, as they are not in attention, they share out the panels after theirs: each asks for `lines` lines of every such
  * panel with each TILE_TURN rows of b.
  */
 #ifndef TILE_MMA_H
 #define TILE_MMA_H
 
-#define TILE_FEW 4    /* rows that do little work for each row of b, so that its fetching shows */
-#define TILE_AHEAD 32 /* rows of b to ask for beforehand: the processor's own guess stops at pages */
+#define TILE_AHEAD 8192 /* bytes of b, of all panels together, to ask for beforehand: the processor's own guess stops at pages */
 #define TILE_TURN 32
 #define TILE_SHARERS 12 /* tiles that share at least: with weights out of memory, as in a model, 128 rows gain 5 % */
 #define TILE_LINE 64
@@ -31,16 +30,20 @@ TILE_INLINE float* tile_below(float* row, int64_t ldc) {
     TILE_UNROLL for (int i = 0; i < MR; i++, row = tile_below(row, ldc))                                               \
         TILE_UNROLL for (int j = 0; j < NV; j++) store_f32(row + j * TILE_LANES, acc[i][j]);
 /* With each turn a tile asks for some lines of the panels after its own. */
-#define TILE_ASK(MR, NV)                                                                                               \
-    for (int64_t line = 0; MR > TILE_FEW && line < lines; line++, ahead += TILE_LINE / sizeof *ahead)                  \
+#define TILE_ASK(NV, OWN)                                                                                              \
+    for (int64_t line = 0; !OWN && line < lines; line++, ahead += TILE_LINE / sizeof *ahead)                  \
         TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                              \
             __builtin_prefetch(ahead + j / TILE_PANEL * panel, 0, 2);
-#define TILE_MMA_STEP(MR, NV, TYPE)                                                                                    \
+/* With each row of b, or pair of such, a tile asks for its own later ones. */
+#define TILE_ASK_OWN(NV, OWN)                                                                                          \
+    if (OWN) {                                                                                                         \
+        const int64_t later = k * TILE_PANEL + TILE_AHEAD / (NV * TILE_LANES / TILE_PANEL * (int64_t)sizeof(*b));      \
+        TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                              \
+            __builtin_prefetch(b + j / TILE_PANEL * panel + later);                                                    \
+    }
+#define TILE_MMA_STEP(MR, NV, TYPE, OWN)                                                                               \
     do {                                                                                                               \
-        if (MR <= TILE_FEW) {                                                                                          \
-            TILE_UNROLL for (int j = 0; j < NV * TILE_LANES; j += TILE_PANEL)                                          \
-                __builtin_prefetch(b + j / TILE_PANEL * panel + (k + TILE_AHEAD) * TILE_PANEL);                        \
-        }                                                                                                              \
+        TILE_ASK_OWN(NV, OWN)                                                                                          \
         f32v bv[NV];                                                                                                   \
         TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] =                                                               \
             load_##TYPE(b + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL + k * TILE_PANEL);       \
@@ -49,17 +52,36 @@ TILE_INLINE float* tile_below(float* row, int64_t ldc) {
             TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] += av * bv[j];                                          \
         }                                                                                                              \
     } while (0)
-#define TILE_MMA(MR, NV, NAME, TYPE, ELEMENT)                                                                          \
+/* Where sums leave room for one vector of b only: the others come from the first cache for every row of a. */
+#define TILE_TIGHT_STEP(MR, NV, TYPE, OWN)                                                                             \
+    do {                                                                                                               \
+        TILE_ASK_OWN(NV, OWN)                                                                                          \
+        const float* again = b + k * TILE_PANEL;                                                                       \
+        const f32v first = load_f32(again);                                                                            \
+        TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                     \
+            const f32v av = splat_f32(a[i * lda + k * step]);                                                          \
+            acc[i][0] += av * first;                                                                                   \
+            TILE_KEEP(acc[i][0]);                                                                                      \
+            __asm__("" : "+r"(again)); /* else gcc keeps all of them, and sums in memory */                            \
+            TILE_UNROLL for (int j = 1; j < NV; j++) {                                                                 \
+                acc[i][j] += av * load_f32(again + j * TILE_LANES / TILE_PANEL * panel + j * TILE_LANES % TILE_PANEL); \
+                TILE_KEEP(acc[i][j]);                                                                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+    } while (0)
+#define TILE_MMA(MR, NV, NAME, TYPE, ELEMENT, OWN) TILE_MMA_OF(TILE_MMA_STEP, MR, NV, NAME, TYPE, ELEMENT, OWN)
+#define TILE_MMA_TIGHT(MR, NV, NAME) TILE_MMA_OF(TILE_TIGHT_STEP, MR, NV, NAME, f32, float, 1)
+#define TILE_MMA_OF(STEP, MR, NV, NAME, TYPE, ELEMENT, OWN)                                                            \
     static __attribute__((noinline)) void NAME##MR##x##NV(                                                             \
         const float* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,                  \
         float* restrict c, int64_t ldc, int64_t depth, int clear, const ELEMENT* ahead, int64_t lines) {               \
         TILE_READ_SUMS(MR, NV)                                                                                         \
         int64_t k = 0;                                                                                                 \
         while (k + TILE_TURN <= depth) {                                                                               \
-            TILE_ASK(MR, NV)                                                                                           \
-            TILE_UNROLL_DEPTH for (const int64_t stop = k + TILE_TURN; k < stop; k++) TILE_MMA_STEP(MR, NV, TYPE);     \
+            TILE_ASK(NV, OWN)                                                                                          \
+            TILE_UNROLL_DEPTH for (const int64_t stop = k + TILE_TURN; k < stop; k++) STEP(MR, NV, TYPE, OWN);         \
         }                                                                                                              \
-        for (; k < depth; k++) TILE_MMA_STEP(MR, NV, TYPE);                                                            \
+        for (; k < depth; k++) STEP(MR, NV, TYPE, OWN);                                                                \
         TILE_WRITE_SUMS(MR, NV)                                                                                        \
     }
 
@@ -73,13 +95,14 @@ TILE_INLINE float* tile_below(float* row, int64_t ldc) {
     const int64_t share = each * (depth / TILE_TURN) * (TILE_LINE / (int64_t)sizeof(*b));                              \
     int64_t next = p + 2 * (count) > panels && panel > size ? size : (p + (count)) * panel, left = each ? TILE_UNITS : 0; \
     next += first / (full) * share, left -= first / (full) * each
-/* A tile, alone or with its share. */
-#define TILE_CALL_ALONE(shape, row)                                                                                    \
-    shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear, b, 0)
-#define TILE_CALL_AHEAD(shape, row)                                                                                    \
+/* A tile at panel `at`, alone or with its share. */
+#define TILE_CALL_ALONE(shape, row, at)                                                                                \
+    shape(a + (row) * lda, lda, step, b + (at) * panel, panel, c + (row) * ldc + (at) * TILE_PANEL, ldc, depth, clear, \
+          b, 0)
+#define TILE_CALL_AHEAD(shape, row, at)                                                                                \
     do {                                                                                                               \
-        shape(a + (row) * lda, lda, step, b + p * panel, panel, c + (row) * ldc + p * TILE_PANEL, ldc, depth, clear,   \
-              b + next, left > 0 ? each : 0);                                                                          \
+        shape(a + (row) * lda, lda, step, b + (at) * panel, panel, c + (row) * ldc + (at) * TILE_PANEL, ldc, depth,    \
+              clear, b + next, left > 0 ? each : 0);                                                                   \
         next += share, left -= each;                                                                                   \
     } while (0)
 

@@ -55,8 +55,9 @@ TILE_INLINE void dot_narrow(f32v* acc, int32_t a, __m512i b) {
 }
 TILE_INLINE int32_t narrow_pair(const uint16_t* a) { int32_t both; memcpy(&both, a, sizeof both); return both; }
 #define TILE_FIRST_HALF(at) ((int32_t)*(at))
-#define TILE_NARROW_STEP(MR, NV, PAIR)                                                                                 \
+#define TILE_NARROW_STEP(MR, NV, PAIR, OWN)                                                                            \
     do {                                                                                                               \
+        TILE_ASK_OWN(NV, OWN)                                                                                          \
         __m512i bv[NV];                                                                                                \
         TILE_UNROLL for (int j = 0; j < NV; j++) bv[j] = _mm512_loadu_si512(b + j * panel + k * TILE_PANEL);           \
         TILE_UNROLL for (int i = 0; i < MR; i++) {                                                                     \
@@ -64,7 +65,7 @@ TILE_INLINE int32_t narrow_pair(const uint16_t* a) { int32_t both; memcpy(&both,
             TILE_UNROLL for (int j = 0; j < NV; j++) dot_narrow(&acc[i][j], av, bv[j]);                                \
         }                                                                                                              \
     } while (0)
-#define TILE_MMA_NARROW(MR, NV)                                                                                        \
+#define TILE_MMA_NARROW(MR, NV, OWN)                                                                                   \
     static __attribute__((noinline)) void mma_narrow_##MR##x##NV(                                                      \
         const uint16_t* restrict a, int64_t lda, int64_t step, const uint16_t* restrict b, int64_t panel,              \
         float* restrict c, int64_t ldc, int64_t depth, int clear, const uint16_t* ahead, int64_t lines) {              \
@@ -72,11 +73,12 @@ TILE_INLINE int32_t narrow_pair(const uint16_t* a) { int32_t both; memcpy(&both,
         TILE_READ_SUMS(MR, NV)                                                                                         \
         int64_t k = 0;                                                                                                 \
         while (k + TILE_TURN <= depth) {                                                                               \
-            TILE_ASK(MR, NV)                                                                                           \
-            TILE_UNROLL_DEPTH for (const int64_t stop = k + TILE_TURN; k < stop; k += 2) TILE_NARROW_STEP(MR, NV, narrow_pair);\
+            TILE_ASK(NV, OWN)                                                                                          \
+            TILE_UNROLL_DEPTH for (const int64_t stop = k + TILE_TURN; k < stop; k += 2)                               \
+                TILE_NARROW_STEP(MR, NV, narrow_pair, OWN);                                                            \
         }                                                                                                              \
-        for (; k + 2 <= depth; k += 2) TILE_NARROW_STEP(MR, NV, narrow_pair);                                          \
-        if (k < depth) TILE_NARROW_STEP(MR, NV, TILE_FIRST_HALF);                                                      \
+        for (; k + 2 <= depth; k += 2) TILE_NARROW_STEP(MR, NV, narrow_pair, OWN);                                     \
+        if (k < depth) TILE_NARROW_STEP(MR, NV, TILE_FIRST_HALF, OWN);                                                 \
         TILE_WRITE_SUMS(MR, NV)                                                                                        \
     }
 
