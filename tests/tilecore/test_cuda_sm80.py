@@ -4,6 +4,7 @@ Cards of other architectures run the same text, built for their own.
 """
 
 import ctypes
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -200,6 +201,7 @@ extern "C" int order(int turn, int block, int blocks, int rows, int heads, int* 
 
 
 @pytest.mark.cpu
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_every_tile_of_uneven_work_is_taken_once_and_blocks_end_together(tmp_path: Path) -> None:
     headers = [(FOLDER / name).read_text(encoding="utf-8") for name in HEADERS]
     starts = ("balanced_tile", "paired_heads")
