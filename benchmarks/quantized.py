@@ -117,7 +117,9 @@ def _coded(case: Case, folder: Path, options: Options, floor: float, seconds: fl
     plain, _, _ = _sessions(regions.linear(depth=case.depth, columns=case.columns), "plain", feeds, folder, options)
     found = {"ours": ours, "onnxruntime": theirs, "ours in float32": plain}
     runs: Runs = {name: bound_run(session, feeds) for name, session in found.items()}
-    runs |= {name: run for name, (run, _) in openvino_run(folder / "coded.onnx", feeds, options.precision).items()}
+    runs |= {
+        name: run for name, (run, _) in openvino_run(folder / "coded.onnx", feeds, options.precision, THREADS).items()
+    }
     times = _micros(runs, seconds)
     return Row(case.name, "µs", times.pop("ours"), times, floor, error)
 

@@ -1,9 +1,9 @@
-"""Whole models against their peers: python -m benchmarks.whole_models [--quick] [--only TEXT] [--json FILE]
+"""Whole models against their peers: python -m benchmarks.whole_models [--quick] [--only TEXT] [--threads N] [--json F]
 
 Ours, ONNX Runtime with its defaults, ONNX Runtime after its own transformers optimizer and OpenVINO take turns in one
-process on THREADS threads, fp32, random data. Out: one row per case, `{"case", "unit", "ours", "peers": {name: value},
+process on N threads (2), fp32, random data. Out: one row per case, `{"case", "unit", "ours", "peers": {name: value},
 "floor", "error"}`, medians in milliseconds. `floor` is the time that the multiply-adds take at the measured peak of one
-core times THREADS: a bound even when other work holds a core, as a peak measured on all cores at once is not. A time
+core times N: a bound even when other work holds a core, as a peak measured on all cores at once is not. A time
 below it is refused. `error` is the largest relative error that `verify` found; each peer's largest difference from ONNX
 Runtime's defaults, relative to the outputs' root mean square, is printed.
 
@@ -136,12 +136,14 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--precision", default="f32", choices=("f32", "bf16"))
     arguments = parser.parse_args()
-    options = replace(Options.from_environment(), precision=arguments.precision)
-    peak = THREADS * measure_peak(options, 1)
-    together = measure_peak(options, THREADS)
-    print(f"peak: {peak / 1e9:.1f} G multiply-adds a second at most on {THREADS} threads, {together / 1e9:.1f} reached")
+    threads = arguments.threads
+    options = replace(Options.from_environment(), precision=arguments.precision, threads=threads)
+    peak = threads * measure_peak(options, 1)
+    together = measure_peak(options, threads)
+    print(f"peak: {peak / 1e9:.1f} G multiply-adds a second at most on {threads} threads, {together / 1e9:.1f} reached")
     if together < FREE_CORES * peak:
         print("warning: the cores are shared or busy; these times are not worth quoting", file=sys.stderr)
     cases = [*CASES, TRAINED_CASE] if trained_model() else [*CASES]
@@ -176,11 +178,12 @@ def run(case: Case, folder: Path, options: Options, *, peak: float, seconds: flo
     verdict = verify(original, fused, inputs=feeds)
     if not verdict.ok:
         sys.exit(f"{case.name}: the fused model is wrong: {verdict.mismatch}")
-    sessions = {"ours": load(fused, threads=THREADS), "onnxruntime": default_session(original, THREADS)}
-    sessions |= optimized_session(case, original, folder)
+    threads = options.threads or THREADS
+    sessions = {"ours": load(fused, threads=threads), "onnxruntime": default_session(original, threads)}
+    sessions |= optimized_session(case, original, folder, threads)
     results = {name: [np.asarray(found) for found in session.run(None, feeds)] for name, session in sessions.items()}
     runs: dict[str, Callable[[], object]] = {name: bound_run(session, feeds) for name, session in sessions.items()}
-    for name, (call, outputs) in openvino_run(original, feeds, options.precision).items():
+    for name, (call, outputs) in openvino_run(original, feeds, options.precision, threads).items():
         runs[name], results[name] = call, outputs
     expected = results["onnxruntime"]
     drifts = {name: max(map(drift, found, expected)) for name, found in results.items() if found is not expected}
@@ -254,7 +257,7 @@ def make_feeds(case: Case, model: Path) -> Feeds:
     """Sentences of `seq` tokens without padding, or a normal signal, for the inputs that the model has."""
     random = np.random.default_rng(0)
     feeds: Feeds = {}
-    for given in default_session(model, THREADS).get_inputs():
+    for given in default_session(model, 1).get_inputs():
         if given.name == "input_ids":
             feeds[given.name] = random.integers(1000, 30000, (case.batch, case.seq))
         elif given.name in ("attention_mask", "token_type_ids"):
@@ -264,7 +267,7 @@ def make_feeds(case: Case, model: Path) -> Feeds:
     return feeds
 
 
-def optimized_session(case: Case, original: Path, folder: Path) -> dict[str, ort.InferenceSession]:
+def optimized_session(case: Case, original: Path, folder: Path, threads: int) -> dict[str, ort.InferenceSession]:
     """The model after ONNX Runtime's transformers optimizer with its defaults; says so where that is not installed."""
     try:
         optimizer: Any = importlib.import_module("onnxruntime.transformers.optimizer")
@@ -282,7 +285,7 @@ def optimized_session(case: Case, original: Path, folder: Path) -> dict[str, ort
         kind = OPTIMIZER_TYPES[case.family]
         optimized = optimizer.optimize_model(str(folded), model_type=kind, opt_level=0, **sizes)
         optimized.save_model_to_file(str(path))
-    return {"onnxruntime optimizer": default_session(path, THREADS)}
+    return {"onnxruntime optimizer": default_session(path, threads)}
 
 
 def measure_peak(options: Options, threads: int) -> float:
@@ -305,13 +308,15 @@ def measure_peak(options: Options, threads: int) -> float:
     return best
 
 
-def openvino_run(path: Path, feeds: Feeds, precision: str) -> dict[str, tuple[Callable[[], object], list[Array]]]:
+def openvino_run(
+    path: Path, feeds: Feeds, precision: str, threads: int
+) -> dict[str, tuple[Callable[[], object], list[Array]]]:
     """A run of OpenVINO over bound inputs, and its outputs, where it is installed; else nothing."""
     if importlib.util.find_spec("openvino") is None:
         print("without OpenVINO: it is not installed", file=sys.stderr)
         return {}
     openvino: Any = importlib.import_module("openvino")
-    settings = {"INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
     compiled = openvino.Core().compile_model(str(path), "CPU", settings)
     request = compiled.create_infer_request()
     request.infer(feeds)
