@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tilecore.below_maximum import without_overflow
 from tilecore.blocks import finish_in_blocks
@@ -23,6 +23,8 @@ from tilecore.cost import work_of
 from tilecore.emit_c import emit_c
 from tilecore.emit_expr import ELEMENT, EmitError
 from tilecore.emit_host import Signature, Special, symbol_order
+from tilecore.engine import engine_for
+from tilecore.even_rows import even_rows
 from tilecore.expand import expand_products, expand_reductions, is_narrow, pack_operands, widen_operands
 from tilecore.implied_nan import pass_over_nan
 from tilecore.infer import Plan, describe_plan, infer
@@ -89,11 +91,9 @@ def compile_spec(
     check(spec)
     packed_spec, packed = prepare(spec)
     _check_limits(packed_spec)
-    function, operands = kernel_for(packed_spec)
     target = profile.target if profile.target in targets else targets[0]
-    if isinstance(packed_spec, ContractionSpec) and keeps_left(packed_spec, profile, target):
-        operands["columns_first"] = True
     choice = Recommendation(dict(config), "given") if config else recommend(packed_spec, profile, target)
+    function, operands = _kernel_of(packed_spec, choice.config, profile, target)
     program = trace(function, inputs=packed_spec.inputs, operands=operands, extents=choice.config)
     special = _of_one_query(packed_spec, profile, target)
     sides = packed_spec.inputs, outputs_of(packed_spec)
@@ -109,6 +109,18 @@ def compile_spec(
         if special:
             dump(f"31_program_{kernel.name}_where_{special.condition}.txt", print_program(special.program))
     return kernel
+
+
+def _kernel_of(
+    spec: Spec, config: Mapping[str, int], profile: HardwareProfile, target: Target
+) -> tuple[Callable[..., None], dict[str, Any]]:
+    """The kernel and its operands. Tasks that go along the columns have blocks of even height."""
+    if not isinstance(spec, ContractionSpec) or not keeps_left(spec, profile, target):
+        return kernel_for(spec)
+    block = config["block_m"]
+    even = even_rows(spec, block, engine_for(spec.a.dtype, profile, target).rows)
+    function, operands = kernel_for(even)
+    return function, operands | {"columns_first": True} | ({} if even is spec else {"most_rows": block})
 
 
 def prepare(spec: Spec) -> tuple[Spec, tuple[int, ...]]:

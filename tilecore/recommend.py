@@ -15,13 +15,14 @@ from itertools import product
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, Tensor, extent_of
 from tilecore.dealing import Tasks, busiest
 from tilecore.emit_expr import operation_count
 from tilecore.emit_host import symbol_order
 from tilecore.engine import BYTES_LANES, Engine, engine_for
+from tilecore.even_rows import height_of
 from tilecore.library.schedule import splits
 from tilecore.library.score import Bound, score_of
 from tilecore.profile import HardwareProfile
@@ -277,6 +278,9 @@ def _contraction(of: Contraction, machine: Machine, config: Mapping[str, int]) -
     m, n, k = min(config["block_m"], of.rows), min(config["block_n"], of.columns), min(config["block_k"], of.depth)
     operands = of.sizes.a * m * of.depth + (of.sizes.b * n * k + 4 * m * n) * of.products
     down, across = _cuts(of.rows, config["block_m"]), _cuts(of.columns, config["block_n"])
+    if of.keeps_left and of.batch == 1:
+        height = height_of(const(of.rows), config["block_m"], of.sizes.engine.rows)
+        down = _cuts(of.rows, machine.size(height))
     cycles = {(high, wide): _task(of, config, machine, high, wide) for high in {*down} for wide in {*across}}
     tasks = Tasks([cycles[high, wide] for wide in across for high in down], of.batch)
     multiply_adds = of.batch * of.rows * of.columns * of.depth * of.products

@@ -1,4 +1,4 @@
-/* FusedGolden_e720dfa5720d: matmul for x86-64-v3 */
+/* FusedGolden_3f0266538aed: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -59,7 +59,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const int64_t t24 = strip_18 * 24;
                 const int64_t t28 = strip_18 * 1536;
                 const int64_t t29 = t27 + t28;
-                tile_product_x86_64_v3(input0 + t29, 64, 1, input1 + t34, 1024, s_c + 0, 16, t23, 16, 64, 1, t24, t8); // matmul.py:43
+                tile_product_x86_64_v3(input0 + t29, 64, 1, input1 + t34, 1024, s_c + 0, 16, t23, 16, 64, 1, t24, t8); // matmul.py:46
                 const int64_t t48 = strip_18 * 1152;
                 for (int64_t row_of_block_35 = 0; row_of_block_35 < t23; row_of_block_35 += 1) {
                     int64_t j36 = 0;
@@ -72,7 +72,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                         const f32v v41 = load_f32(input2 + t40 + j36);
                         const f32v v42 = v38 + v41;
                         const f32v v43 = gelu_f32(v42);
-                        store_f32(output0 + t49 + j36, v43); // matmul.py:50
+                        store_f32(output0 + t49 + j36, v43); // matmul.py:53
                     }
                 }
             }
@@ -125,7 +125,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_e720dfa5720d_x86_64_v3 = {
-    "FusedGolden_e720dfa5720d", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_3f0266538aed_x86_64_v3 = {
+    "FusedGolden_3f0266538aed", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -19,13 +19,16 @@ def matmul(
     split: int = 1,
     byte_block: int = 0,
     columns_first: bool = False,
+    most_rows: int = 0,
 ) -> None:
     """C = epilogue(A · B, …) for A[g, m, k], each B[g, k, n] and outputs over (g, m, n); `split` tasks share a sum.
 
     `byte_block`: A may be rounded to bytes, in blocks of so many steps of k. `columns_first`: a task's neighbours have
-    the same rows, so that a tile of A that is computed is kept from one to the next, instead of one of B.
+    the same rows, so that a tile of A that is computed is kept from one to the next, instead of one of B. `most_rows`:
+    how many the rows of a g are at most, where they differ.
     """
     batch, rows, depth = A.shape
+    rows = most_rows or rows
     down, across = T.ceildiv(rows, block_m), T.ceildiv(B[0].shape[2], block_n)
 
     def task(m: Any, n: Any, g: Any, s: Any) -> None:
