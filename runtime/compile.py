@@ -338,11 +338,12 @@ def fuse(
     progress("finding regions")
     profile, targets = machine_profile(options), _targets(options)
     writer = kernel_writer(options, profile, targets, dump=dump, cubins=cubins)
-    cost = machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all)
-    card = card_cost(card_profile(options), narrow=options.precision == BF16) if options.cuda else None
+    rounded = options.precision == BF16
+    cost = machine_cost(profile, _main_target(profile, targets), fuse_all=options.fuse_all, narrow=rounded)
+    card = card_cost(card_profile(options), narrow=rounded) if options.cuda else None
     found = find(model, card or cost)
     model, regions, misses = found.model, found.regions, found.misses
-    if options.precision == BF16:
+    if rounded:
         regions = _narrowed(model, regions, found.shapes)
     _dump_scan(model, regions, misses, dump)
     parts, dropped, refused = _parts(found, regions, writer, kernels, without, progress, start)

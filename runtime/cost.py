@@ -28,10 +28,14 @@ JITTER = 5e-6  # seconds: nor do differences of less; a node of a few elements a
 
 @dataclass(slots=True)
 class MachineCost:
-    """Predictions for one machine; with `fuse_all`, nothing is declined on their account."""
+    """Predictions for one machine; with `fuse_all`, nothing is declined on their account.
+
+    With `narrow`, operands of products will be rounded to bfloat16, and it is such kernels that are judged.
+    """
 
     predictor: Predictor
     fuse_all: bool = False
+    narrow: bool = False
     _kernels: dict[Spec, float] = field(default_factory=dict[Spec, float])
     _merges: dict[Spec, bool] = field(default_factory=dict[Spec, bool])
 
@@ -41,7 +45,7 @@ class MachineCost:
 
     def merges(self, spec: Spec) -> bool:
         """Whether one kernel for all products is predicted to be no slower than one each."""
-        key = canonical(spec)
+        key = self._compiled(spec)
         if not isinstance(key, ContractionSpec):
             return False
         if key not in self._merges:
@@ -57,11 +61,15 @@ class MachineCost:
         tie = TIE_OF_ATTENTION if isinstance(spec, AttentionSpec) else TIE
         if isinstance(spec, ContractionSpec) and spec.acc.dtype is DType.I32:
             tie = TIE_OF_LEVELS
-        return Prediction(self._kernel(canonical(spec)), self.predictor.operators(nodes), sizes, tie)
+        return Prediction(self._kernel(self._compiled(spec)), self.predictor.operators(nodes), sizes, tie)
 
     def accepts(self, prediction: Prediction) -> bool:
         """Whether one kernel is predicted to be no slower."""
         return self.fuse_all or prediction.fused <= prediction.tie * prediction.unfused + JITTER
+
+    def _compiled(self, spec: Spec) -> Spec:
+        """What the kernel will be made of."""
+        return canonical(narrowed(spec) if self.narrow else spec)
 
     def _kernel(self, spec: Spec) -> float:
         if spec not in self._kernels:
@@ -87,6 +95,6 @@ def card_cost(card: GpuProfile, *, narrow: bool = False) -> CostModel:
     return Everything(why)
 
 
-def machine_cost(profile: HardwareProfile, target: Target, *, fuse_all: bool) -> MachineCost:
-    """The cost model of a machine."""
-    return MachineCost(Predictor(profile, target), fuse_all)
+def machine_cost(profile: HardwareProfile, target: Target, *, fuse_all: bool, narrow: bool = False) -> MachineCost:
+    """The cost model of a machine. With `narrow`, operands of products will be rounded to bfloat16."""
+    return MachineCost(Predictor(profile, target), fuse_all, narrow)
