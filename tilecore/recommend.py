@@ -26,7 +26,7 @@ from tilecore.even_rows import height_of
 from tilecore.library.schedule import splits
 from tilecore.library.score import Bound, score_of
 from tilecore.profile import HardwareProfile
-from tilecore.target import ASKING_BLOCKS, BLOCK, Target
+from tilecore.target import ASKING_BLOCKS, BLOCK, Target, target_named
 
 NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
 TASK_CYCLES = 500.0  # of starting a grid point: its offsets, first touches and last stores
@@ -41,6 +41,7 @@ ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online soft
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
 ROUND_OPERATIONS = 8  # per vector of a left operand that is rounded to bytes
+LEVEL_OPERATIONS = 2  # per vector of levels that become bytes
 EXP_CYCLES = 18.0  # per vector of scores: exponential, maximum, sum
 UNEVEN = 0.05  # share of a chunk by which one core is done after the other, as measured with 6 and 12 equal chunks
 KeyBounds = Sequence[tuple[Bound, int]]
@@ -237,6 +238,7 @@ class Contraction:
     sizes: Sizes
     making_left: int
     making_right: int
+    again: int  # operations per element of A in every task: levels become bytes there
     finishing: int
     unpacks: bool  # weights are written to the cache before they are multiplied
     in_strips: bool  # sums over the whole depth are finished in the first cache (`strips.py`)
@@ -257,6 +259,7 @@ def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
         _sizes(spec, machine),
         making + (ROUND_OPERATIONS if spec.byte_block else 0),
         sum(operation_count(value) + MAKE_OPERATIONS for value in made),
+        LEVEL_OPERATIONS if spec.acc.dtype is DType.I32 and machine.target.lanes == BYTES_LANES else 0,
         sum(operation_count(result.value) for result in spec.outputs) + 2 * len(spec.products),
         not spec.byte_block and any(_unpacks(p.b.value) for p in spec.products),
         spec.acc.dtype is DType.F32 and all(_is_constant(part.b.value) for part in spec.products),
@@ -267,11 +270,15 @@ def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
 def keeps_left(spec: ContractionSpec, profile: HardwareProfile, target: Target) -> bool:
     """Whether tasks go along the columns first: rows of A that are computed are kept, and there are none of B.
 
-    Not with tile registers: their blocks ask for panels that the next rows read again.
+    Not with tile registers: what multiplies as fast as they do reads panels out of the second cache, for the next rows,
+    too. Those of bytes are chosen when a kernel runs, so that no engine tells of them.
     """
-    computed = not _is_stored(spec.a.value) and not spec.byte_block and spec.acc.dtype is DType.F32
+    computed = not _is_stored(spec.a.value) and not spec.byte_block
     constant = all(_is_constant(part.b.value) for part in spec.products)
-    return computed and constant and not engine_for(spec.a.dtype, profile, target).beside
+    tiles = engine_for(spec.a.dtype, profile, target).beside
+    if spec.acc.dtype is DType.I32:
+        tiles = bool(profile.narrow) and target_named(profile.narrow).amx
+    return computed and constant and not tiles
 
 
 def _contraction(of: Contraction, machine: Machine, config: Mapping[str, int]) -> Candidate:
@@ -310,7 +317,7 @@ def _task(of: Contraction, config: Mapping[str, int], machine: Machine, m: int, 
         left *= min(1.0, max(1.0, machine.profile.cores / down) / across)
     else:  # once while the rows move
         right /= down
-    own = (left + right) / machine.target.lanes + TASK_CYCLES
+    own = (left + right + m * of.depth * of.again) / machine.target.lanes + TASK_CYCLES
     if not of.sizes.engine.beside:
         return _vector_products(of, config, machine, m, n) + finish + own
     busy = _tile_products(of, config, machine, m, n)

@@ -12,13 +12,14 @@ from emulated_targets import emulated
 from tile_specs import axis, tensor
 
 from tilecore.call import load_kernel
-from tilecore.compile import compile_spec
+from tilecore.compile import compile_spec, prepare
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const, unary
 from tilecore.contract.panel import pack, pack_groups
 from tilecore.contract.spec import ContractionSpec, Place, Result, Tensor, View
-from tilecore.profile import detect_profile
+from tilecore.profile import detect_profile, profile_named
+from tilecore.recommend import keeps_left
 from tilecore.target import Target, targets_for
 from tilecore.toolchain import Toolchain, find_toolchain
 
@@ -105,6 +106,17 @@ def test_sums_of_bytes_are_exact(
         np.testing.assert_array_equal(bytes_, expected.astype(np.uint8))
         wanted = evaluate(spec, {t.name: arrays[t.name] for t in spec.inputs})
         np.testing.assert_array_equal(sums, wanted["sums"])
+
+
+@pytest.mark.parametrize(("machine", "kept"), [("zen4", True), ("sapphire-rapids", False)])
+def test_levels_are_kept_for_all_columns_but_beside_tile_registers(machine: str, kept: bool) -> None:
+    profile = profile_named(machine)
+    spec, _ = prepare(integer_spec(("u8", "i8"), 64, 48, zeros="left", constant=True))
+    assert isinstance(spec, ContractionSpec)
+    assert keeps_left(spec, profile, profile.target) is kept
+    given, _ = prepare(integer_spec(("u8", "i8"), 64, 48, zeros="left", constant=False))
+    assert isinstance(given, ContractionSpec)
+    assert not keeps_left(given, profile, profile.target), "panels that are packed here are kept instead"
 
 
 TARGETS_HERE = [
