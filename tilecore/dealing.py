@@ -26,16 +26,18 @@ class Tasks:
         return sum(self.cycles) * self.times
 
 
-def busiest(tasks: Tasks, cores: int, clock: float, *, uneven: float = 0.0) -> float:
+def busiest(tasks: Tasks, cores: int, clock: float, *, uneven: float = 0.0, thought: int | None = None) -> float:
     """Cycles from the first task to the last of a call on so many cores of `clock` cycles per second.
 
-    Cores are never equally fast: a share of the longest chunk, `uneven`, is what the last one is late by.
+    Cores are never equally fast: a share of the longest chunk, `uneven`, is what the last one is late by. A host cuts
+    a call that it thinks takes `thought` nanoseconds; where that is not given, it knows.
     """
     total, count = tasks.total, len(tasks.cycles) * tasks.times
     if cores == 1 or count <= 1:
         return total
     sums = list(accumulate(tasks.cycles, initial=0.0))
-    bounds = cuts(count, group=tasks.group, cores=cores, nanoseconds=int(total / clock * 1e9))
+    nanoseconds = int(total / clock * 1e9) if thought is None else thought
+    bounds = cuts(count, group=tasks.group, cores=cores, nanoseconds=nanoseconds)
     ends = [task // len(tasks.cycles) * sums[-1] + sums[task % len(tasks.cycles)] for task in bounds]
     chunks = [end - start for start, end in pairwise(ends)]
     return _last_done(chunks, cores) + uneven * max(chunks)

@@ -18,6 +18,7 @@ from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, Tensor, extent_of
+from tilecore.cost import work_of
 from tilecore.dealing import Tasks, busiest
 from tilecore.emit_expr import operation_count
 from tilecore.emit_host import symbol_order
@@ -26,6 +27,7 @@ from tilecore.even_rows import height_of
 from tilecore.library.schedule import splits
 from tilecore.library.score import Bound, score_of
 from tilecore.profile import HardwareProfile
+from tilecore.streams import FEW_ROWS
 from tilecore.target import ASKING_BLOCKS, BLOCK, Target, target_named
 
 NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
@@ -121,9 +123,9 @@ class Machine:
         busy = _overlap(multiply, traffic) if engine.beside else _at_once(multiply, traffic)
         return busy + engine.cycles * tiles + accumulators
 
-    def spread(self, tasks: Tasks) -> float:
-        """Cycles until the last core is done."""
-        return busiest(tasks, self.profile.cores, self.profile.clock, uneven=UNEVEN)
+    def spread(self, tasks: Tasks, thought: int | None = None) -> float:
+        """Cycles until the last core is done, of a call that its host thinks takes so many nanoseconds."""
+        return busiest(tasks, self.profile.cores, self.profile.clock, uneven=UNEVEN, thought=thought)
 
 
 def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommendation:
@@ -433,7 +435,8 @@ def _attention(
     blocks = _cuts(queries, config["block_m"])
     needed = needed_keys(bounds, queries, keys, config)
     head = machine.rate(4 * keys * (depth + width))
-    step = cache(lambda rows, size: _key_step(spec, machine, scoring, rows, size, head))
+    lies = m <= FEW_ROWS and all(isinstance(_without_casts(part.value), Load) for part in (spec.k, spec.v))
+    step = cache(lambda rows, size: _key_step(spec, machine, scoring, (rows, size), head, lies=lies))
 
     def cycles(rows: int, seen: int) -> float:
         whole, rest = divmod(seen, config["block_n"])
@@ -446,19 +449,26 @@ def _attention(
     steps = -(-keys // max(config["block_n"], 1))
     why = f"{tiles >> 10} KiB of tiles, {steps} key steps, {len(blocks) * batch * heads} tasks"
     tasks = [cycles(rows, seen) for rows, seen in zip(blocks, needed, strict=True)]
-    total = machine.spread(Tasks(tasks, batch * heads, len(blocks)))
+    total = machine.spread(Tasks(tasks, batch * heads, len(blocks)), machine.size(work_of(spec)))
     return Candidate(config, total / max(own, 1.0), why, rejected, total)
 
 
-def _key_step(spec: AttentionSpec, machine: Machine, scoring: int, m: int, n: int, head: float) -> float:
-    """Cycles of one step of `m` queries over `n` keys, `scoring` operations per score.
+def _key_step(
+    spec: AttentionSpec, machine: Machine, scoring: int, block: tuple[int, int], head: float, *, lies: bool
+) -> float:
+    """Cycles of one step of a block of queries and keys, `scoring` operations per score.
 
-    Every step fetches its keys and values, at `head` bytes a cycle, from where all those of a head stay.
+    Every step fetches its keys and values, at `head` bytes a cycle, from where all those of a head stay; products read
+    them there, once, where it `lies`, else in panels.
     """
+    m, n = block
     depth, width, lanes = machine.size(spec.q.shape[3]), machine.size(spec.v.shape[3]), machine.target.lanes
     engine = _engine(spec.q.value, machine)
     sizes = Sizes(engine.bytes, engine.bytes, engine)
-    products = machine.product(m, n, depth, sizes) + machine.product(m, width, n, sizes)
+    if lies:
+        products = max(m, LEAST_ROWS) * n * (depth + width) / engine.rate
+    else:
+        products = machine.product(m, n, depth, sizes) + machine.product(m, width, n, sizes)
     vectors = m * n / lanes * (EXP_CYCLES + scoring / 2)
     traffic = 4 * m * n * 4 / machine.rate(4 * (m * n + m * width + m * depth))
     fetch = KEYS_SHOWN * 4 * n * (depth + width) / head

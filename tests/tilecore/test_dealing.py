@@ -53,6 +53,11 @@ def test_a_share_of_the_longest_chunk_is_what_uneven_cores_lose(tasks: int, long
     assert taken == pytest.approx(300_000 + 0.1 * longest)
 
 
+@pytest.mark.parametrize(("thought", "expected"), [(None, 8_000.0), (9_000, 8_000.0), (20_000, 4_000.0)])
+def test_hosts_share_out_a_call_that_they_think_is_long(thought: int | None, expected: float) -> None:
+    assert busiest(Tasks([1_000.0], 8), 2, CLOCK, thought=thought) == pytest.approx(expected)
+
+
 def test_no_core_idles_while_there_is_work() -> None:
     """Whoever takes what comes next is done at most one chunk after an even share."""
     rng = random.Random(3)

@@ -14,6 +14,7 @@ from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result
 from tilecore.engine import engine_for
 from tilecore.profile import HardwareProfile, profile_named
 from tilecore.recommend import Machine, key_bounds, needed_keys, rank
+from tilecore.reshape import single_query
 
 OPEN = Sym("M")
 
@@ -95,6 +96,19 @@ def test_few_queries_that_fetch_all_keys_from_the_second_cache_rank_behind_more(
     profile = replace(profile_named("sapphire-rapids"), cores=2, l1=48 << 10, l2=2 << 20, l3=300 << 20)
     best = rank(attention_case(form, np.random.default_rng(0)).spec, profile, profile.target)[0].config
     assert best["block_m"] >= 48
+
+
+@pytest.mark.parametrize("row", ["zen3", "zen5", "sapphire-rapids"])
+def test_few_queries_walk_many_keys_before_their_values(row: str) -> None:
+    """They read both where they lie: turns from the one to the other cost, and no panel has to stay in a cache."""
+    form = AttentionForm(heads=32, groups=4, depth=128)
+    grouped, _ = prepare(attention_case(form, np.random.default_rng(0)).spec)
+    assert isinstance(grouped, AttentionSpec)
+    special = single_query(grouped)
+    assert special is not None
+    _, spec = special
+    profile = replace(profile_named(row), cores=2)
+    assert rank(spec, profile, profile.target)[0].config["block_n"] == 512
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "past", "window", "near"])
