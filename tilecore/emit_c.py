@@ -52,6 +52,8 @@ from tilecore.emit_stream import emit_byte_stream, emit_rounding, emit_stream
 from tilecore.graph import split_affine
 from tilecore.large_results import goes_past
 from tilecore.loops import (
+    FIRST_TASK,
+    PAST_TASKS,
     Blocks,
     Branch,
     ByteStream,
@@ -169,7 +171,10 @@ class _Kernel(Expressions):
         extents = [self.scalar(const(1) if size == const(0) else size) for size in sizes]  # 0: there is no task
         onces = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
         self.scopes.append(Scope())
-        self._grid_point(extents)
+        if program.spans:
+            head.variables |= {FIRST_TASK: "begin", PAST_TASKS: "end"}
+        else:
+            self._grid_point(extents)
         if onces:
             group = self.scalar(group_of(program))
             self.line(f"if (task / {group} != *copied) {{")
@@ -179,7 +184,9 @@ class _Kernel(Expressions):
             self.line("}")
         self.block(program.body)
         body = self.scopes.pop().lines
-        text = [*head.lines, "for (int64_t task = begin; task < end; task++) {", *_indent(body), "}", *self._end()]
+        if not program.spans:
+            body = ["for (int64_t task = begin; task < end; task++) {", *_indent(body), "}"]
+        text = [*head.lines, *body, *self._end()]
         if _has_tiles(program, self.target):
             text = [*head.lines, "tile_begin();", *text[len(head.lines) :], "tile_end();"]
         unused = [f"(void){given};" for given in ("symbols", "inputs", "outputs", "scratch", "copied")]
@@ -377,7 +384,7 @@ class _Kernel(Expressions):
         stop = self.scalar(loop.stop)
         folds = [part for part in loop.body if isinstance(part, Fold)]
         short = sum(instruction_count(part.value) for part in loop.body) <= SHORT_BODY
-        copies = 4 if folds and short else 1
+        copies = 1 if not folds else loop.at_once or (4 if short else 1)
         totals = {fold.into: [self.fresh("acc") for _ in range(copies)] for fold in folds}
         for fold in folds:
             for name in totals[fold.into]:

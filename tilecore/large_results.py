@@ -24,6 +24,7 @@ from tilecore.loops import (
     Branch,
     ByteStream,
     FewRows,
+    Fold,
     Loop,
     LoopProgram,
     LoopStmt,
@@ -83,8 +84,9 @@ def _marked(body: tuple[LoopStmt, ...], large: Expr | None, far: Expr) -> tuple[
                 stmt = replace(stmt, large=large, far=far, ahead=own)
             case VectorLoop() if _stores(stmt):
                 loops = _alike(body, stmt)
-                ahead = () if longest in loops else tuple(t for t in _ahead(loops, stmt.var) if not t.write)
-                stmt = replace(stmt, large=large, far=far if loops == [stmt] else large, ahead=ahead)
+                asks = longest not in loops and not any(isinstance(part, Fold) for part in stmt.body)
+                ahead = tuple(touch for touch in _ahead(loops, stmt.var) if not touch.write) if asks else ()
+                stmt = replace(stmt, large=large, far=far if asks and loops == [stmt] else large, ahead=ahead)
             case Loop() | Repeat():
                 stmt = replace(stmt, body=_marked(stmt.body, large, far))
             case Branch():

@@ -115,7 +115,8 @@ class Fold:
 class VectorLoop:
     """`body` for `var` = 0 … `stop` − 1, many at a time. `padded`: the scratch that it writes may be
     overwritten up to the next whole vector. Where `large` holds, results go past the caches. Where `far` does, or
-    without it, `ahead` is asked for; what will be written is not, if it goes past them."""
+    without it, `ahead` is asked for; what will be written is not, if it goes past them. `at_once`: vectors that have
+    sums of their own, where that is decided before the loop is printed."""
 
     var: Var
     stop: Expr
@@ -124,6 +125,7 @@ class VectorLoop:
     large: Expr | None = None
     far: Expr | None = None
     ahead: tuple["Touch", ...] = ()
+    at_once: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +327,14 @@ LoopStmt = (
 )
 
 
+FIRST_TASK, PAST_TASKS = Var("first_task"), Var("past_tasks")  # of those that a thread is given at once
+
+
 @dataclass(frozen=True, slots=True)
 class LoopProgram:
     """`body` for every point of `grid`; the first grid axis moves fastest. `memories` are inputs, outputs, scratch.
+
+    If `spans`, `body` is for all tasks from FIRST_TASK to below PAST_TASKS at once, and mentions no axis of the grid.
 
     `sharing` neighbours along the second grid axis find the same kept copies. If `steady`, what is kept depends on the
     first axis and not on the second, all of which shares it where the first has one point.
@@ -340,6 +347,7 @@ class LoopProgram:
     tile: RegisterTile
     sharing: int = 1
     steady: bool = False
+    spans: bool = False
 
 
 def loop_statements(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:

@@ -51,6 +51,7 @@ from tilecore.ir import (
     While,
 )
 from tilecore.loops import (
+    FIRST_TASK,
     Branch,
     Check,
     FewRows,
@@ -70,6 +71,7 @@ from tilecore.loops import (
     Touch,
     VectorLoop,
     loop_statements,
+    written,
 )
 from tilecore.operands import Lying, index_of, operands_in_place, operands_lying, source_index, stored_rows
 from tilecore.rows import is_row_wise, lower_rows, put_of
@@ -138,8 +140,11 @@ def lower(plan: Plan) -> LoopProgram:
     lowering = Lowering(plan, addresses, in_place, kept, computed, lying, never_many)
     body = tuple(_body(program.body, lowering))
     rounded = (part.memory for stmt in loop_statements(body) if isinstance(stmt, RoundRows) for part in stmt.made)
-    memories = (*tensors.values(), *(slot.memory for slot in slots.values()), *dict.fromkeys(rounded))
-    made = LoopProgram(program.name, program.grid, memories, body, plan.register_tile)
+    turns = {memory.name: memory for memory in written(body) if memory.kind == "scratch"}  # rows in flight need fewer
+    scratch = (turns.get(slot.memory.name, slot.memory) for slot in slots.values())
+    memories = (*tensors.values(), *scratch, *dict.fromkeys(rounded))
+    spans = any(isinstance(stmt, Loop) and FIRST_TASK in variables(stmt.start) for stmt in body)
+    made = LoopProgram(program.name, program.grid, memories, body, plan.register_tile, spans=spans)
     return touch_ahead(share_copies(drop_unread(made)))
 
 

@@ -16,6 +16,7 @@ from tilecore.infer import Plan
 from tilecore.ir import Buffer, Fill, Parallel, Reduce, Stmt, Store, expressions
 from tilecore.loops import Fold, Let, Loop, LoopStmt, Memory, Put, VectorLoop
 from tilecore.row_phases import PHASE_ROWS, Phase, in_phases
+from tilecore.rows_in_flight import in_flight
 from tilecore.scratch import hand_on, substituted
 from tilecore.span import Span
 
@@ -77,15 +78,28 @@ def lower_rows(run: tuple[Stmt, ...], plan: Plan, addresses: Addresses) -> Itera
         yield from _joined([VectorLoop(row, extent, (put,), True) for put in puts])
         return
     body = [part for number, stmt in enumerate(run) for part in _row_statement(stmt, row, plan, addresses, number)]
-    phases = list(in_phases(_joined(body), row))
-    if len(phases) > 1:
+    body = _joined(body)
+    phases = list(in_phases(body, row))
+    alone = run == plan.program.body and len(plan.program.grid) == 1 and len(phases) == 1
+    flight = None
+    if alone:
+        block, task = _first_extent(first), plan.program.grid[0]
+        flight = in_flight(body, row, block, task, span=first.span, finish=_finished)
+    if flight is not None:
+        yield flight
+    elif len(phases) > 1:
         yield _blocks_of_rows(phases, row, first.span)
     else:
         yield from (_each_row(phase.body, row, const(0), extent, first.span) for phase in phases)
 
 
 def _each_row(body: tuple[LoopStmt, ...], row: Var, start: Expr, stop: Expr, span: Span | None) -> Loop:
-    return Loop(row, start, stop, tuple(_named(hand_on(body))), 1, span)
+    return Loop(row, start, stop, _finished(body), 1, span)
+
+
+def _finished(body: tuple[LoopStmt, ...]) -> tuple[LoopStmt, ...]:
+    """The statements of one row, with what they hand on named."""
+    return tuple(_named(hand_on(body)))
 
 
 def _blocks_of_rows(phases: Sequence[Phase], row: Var, span: Span | None) -> Loop:
@@ -119,9 +133,9 @@ def _named(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:
                 if stmt.var not in variables(load)
             )
             names: dict[Expr, Expr] = {}
-            for load in shared:
+            for number, load in enumerate(shared):
                 assert isinstance(load.source, Memory)
-                names[load] = name = Var(f"of_row{position}_{load.source.name}", load.dtype)
+                names[load] = name = Var(f"of_row{position}_{number}_{load.source.name}", load.dtype)
                 yield Let(name, load)
             stmt = replace(stmt, body=tuple(substituted(part, names) for part in stmt.body))
         yield stmt

@@ -261,7 +261,7 @@ def test_maxima_that_something_else_shows_look_for_nan() -> None:
 
 
 def test_scratch_that_nothing_reads_is_not_written() -> None:
-    case = row_case("softmax", rows=5, columns=64, dynamic=False)
+    case = row_case("softmax", rows=5, columns=8192, dynamic=False)  # too long for several rows in flight
     assert isinstance(case.spec, RowSpec)
     text = compiled(case.spec).sources[PROFILE.target.name]
     assert text.count("store_f32(s_") == 2  # exponentials, which the sum needs first: with and without asking ahead
