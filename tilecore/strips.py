@@ -30,6 +30,8 @@ from tilecore.loops import (
 )
 from tilecore.target import Target
 
+FEW_ROWS = 2  # that read each row of B for little work, with sums that wait for themselves
+FEW_VECTORS = 4  # of a strip of so few rows at least: with two, AVX2 took 1.8 times as long for one row
 STRIP_TILES = 4  # register tiles of a strip: starting it costs little, and its results and sums stay in the first cache
 
 
@@ -73,22 +75,25 @@ def _strips(blocks: Blocks, target: Target, made: dict[Memory, Memory]) -> Loop:
     """The loop over panels and strips; `made` gets the memories of sums, which are as large as the last strip now."""
     first = blocks.products[0]
     height, width = STRIP_TILES * first.tile.rows, first.tile.columns(target.lanes)
+    wide = max(width, FEW_VECTORS * target.lanes // width * width)
+    few = binary("lt", first.rows, const(FEW_ROWS + 1))
+    step = const(width) if wide == width else select(few, const(wide), const(width))
     panels, strip = Var("panels"), Var("strip")
     count = binary("max", binary("floordiv", first.rows, const(height)), const(1))  # the last one takes what is left
-    row, column = strip * height, panels * width
+    row, column = strip * height, panels * step
     rows, tall = Var("rows_of_strip"), select(binary("lt", strip + 1, count), const(height), first.rows - row)
-    columns = binary("min", const(width), first.columns - column)
-    if binary("mod", first.columns, const(width)) == const(0):
-        columns = const(width)
+    columns = binary("min", step, first.columns - column)
+    if binary("mod", first.columns, const(wide)) == const(0):
+        columns = step
     sums = dict(zip(blocks.results, (mma.c.memory for mma in blocks.products), strict=True))
-    small = {result: replace(memory, size=const((2 * height - 1) * width)) for result, memory in sums.items()}
+    small = {result: replace(memory, size=const((2 * height - 1) * wide)) for result, memory in sums.items()}
     made |= {sums[result]: memory for result, memory in small.items()}
     where: dict[Expr, Expr] = {blocks.origin[0]: row, blocks.origin[1]: column}
 
     def moved(value: Expr) -> Expr:
         def in_strip(part: Expr) -> Expr | None:
             if isinstance(part, Load) and isinstance(part.source, Memory) and part.source in small:
-                return Load(small[part.source], (blocks.row * width + blocks.column,))
+                return Load(small[part.source], (blocks.row * wide + blocks.column,))
             return None
 
         return substitute(rewrite(value, in_strip), where)
@@ -102,8 +107,8 @@ def _strips(blocks: Blocks, target: Target, made: dict[Memory, Memory]) -> Loop:
         replace(
             mma,
             a=replace(mma.a, offset=mma.a.offset + row * mma.a.row),
-            b=replace(mma.b, offset=mma.b.offset + panels * (width // PANEL) * mma.b.row),
-            c=Operand(made[mma.c.memory], const(0), const(width), const(1)),
+            b=replace(mma.b, offset=mma.b.offset + binary("floordiv", column, const(PANEL)) * mma.b.row),
+            c=Operand(made[mma.c.memory], const(0), const(wide), const(1)),
             rows=rows,
             columns=columns,
             among=(row, mma.rows),
@@ -113,4 +118,6 @@ def _strips(blocks: Blocks, target: Target, made: dict[Memory, Memory]) -> Loop:
     finish = VectorLoop(blocks.column, columns, tuple(part_of(part) for part in blocks.body))
     each = Loop(blocks.row, const(0), rows, (finish,), 1, blocks.span)
     body = (Let(rows, tall), *products, each)
-    return Loop(panels, const(0), -(-first.columns // width), (Loop(strip, const(0), count, body),))
+    return Loop(
+        panels, const(0), binary("floordiv", first.columns + step - 1, step), (Loop(strip, const(0), count, body),)
+    )

@@ -1,4 +1,4 @@
-/* FusedGolden_3f0266538aed: matmul for x86-64-v3 */
+/* FusedGolden_f556df9ffbcd: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -37,42 +37,58 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 __builtin_prefetch(output0 + t16, 1);
             }
         }
-        const int64_t t25 = 0 * 64;
-        const int64_t t26 = m_3 * 1536;
-        const int64_t t27 = t25 + t26;
-        const int64_t t30 = 0 * 1024;
-        const int64_t t31 = n_4 * 3072;
-        const int64_t t32 = t30 + t31;
-        const int64_t t44 = t11 + t13;
-        for (int64_t panels_17 = 0; panels_17 < 3; panels_17 += 1) {
-            const int64_t t33 = panels_17 * 1024;
-            const int64_t t34 = t32 + t33;
-            const int64_t t39 = panels_17 * 16;
-            const int64_t t40 = t13 + t39;
-            const int64_t t45 = t44 + t39;
-            for (int64_t strip_18 = 0; strip_18 < 1; strip_18 += 1) {
-                const int64_t t19 = strip_18 + 1;
-                const int32_t t20 = t19 < 1;
-                const int64_t t21 = strip_18 * -24;
-                const int64_t t22 = t8 + t21;
-                const int64_t t23 = t20 ? 24 : t22;
-                const int64_t t24 = strip_18 * 24;
-                const int64_t t28 = strip_18 * 1536;
-                const int64_t t29 = t27 + t28;
-                tile_product_x86_64_v3(input0 + t29, 64, 1, input1 + t34, 1024, s_c + 0, 16, t23, 16, 64, 1, t24, t8); // matmul.py:46
-                const int64_t t48 = strip_18 * 1152;
-                for (int64_t row_of_block_35 = 0; row_of_block_35 < t23; row_of_block_35 += 1) {
-                    int64_t j36 = 0;
-                    const int64_t t37 = row_of_block_35 * 16;
-                    const int64_t t46 = row_of_block_35 * 48;
-                    const int64_t t47 = t45 + t46;
-                    const int64_t t49 = t47 + t48;
-                    for (; j36 + 8 <= 16; j36 += 8) {
-                        const f32v v38 = load_f32(s_c + t37 + j36);
-                        const f32v v41 = load_f32(input2 + t40 + j36);
-                        const f32v v42 = v38 + v41;
-                        const f32v v43 = gelu_f32(v42);
-                        store_f32(output0 + t49 + j36, v43); // matmul.py:53
+        const int32_t t17 = t8 < 3;
+        const int64_t t18 = t17 ? 32 : 16;
+        const int64_t t19 = t18 + 47;
+        const int64_t t20 = floordiv_i64(t19, t18);
+        const int64_t t29 = 0 * 64;
+        const int64_t t30 = m_3 * 1536;
+        const int64_t t31 = t29 + t30;
+        const int64_t t37 = 0 * 1024;
+        const int64_t t39 = n_4 * 3072;
+        for (int64_t panels_21 = 0; panels_21 < t20; panels_21 += 1) {
+            const int64_t t34 = panels_21 * t18;
+            const int64_t t35 = (t34 >> 4);
+            const int64_t t36 = t35 * 1024;
+            const int64_t t38 = t36 + t37;
+            const int64_t t40 = t38 + t39;
+            const int64_t t41 = t34 * -1;
+            const int64_t t42 = t41 + 48;
+            const int64_t t43 = min_i64(t18, t42);
+            const int64_t t48 = t34 + t13;
+            const int64_t t52 = t34 + t11;
+            const int64_t t53 = t52 + t13;
+            for (int64_t strip_22 = 0; strip_22 < 1; strip_22 += 1) {
+                const int64_t t23 = strip_22 + 1;
+                const int32_t t24 = t23 < 1;
+                const int64_t t25 = strip_22 * -24;
+                const int64_t t26 = t8 + t25;
+                const int64_t t27 = t24 ? 24 : t26;
+                const int64_t t28 = strip_22 * 24;
+                const int64_t t32 = strip_22 * 1536;
+                const int64_t t33 = t31 + t32;
+                tile_product_x86_64_v3(input0 + t33, 64, 1, input1 + t40, 1024, s_c + 0, 32, t27, t43, 64, 1, t28, t8); // matmul.py:46
+                const int64_t t56 = strip_22 * 1152;
+                for (int64_t row_of_block_44 = 0; row_of_block_44 < t27; row_of_block_44 += 1) {
+                    int64_t j45 = 0;
+                    const int64_t t46 = row_of_block_44 * 32;
+                    const int64_t t54 = row_of_block_44 * 48;
+                    const int64_t t55 = t53 + t54;
+                    const int64_t t57 = t55 + t56;
+                    for (; j45 + 8 <= t43; j45 += 8) {
+                        const f32v v47 = load_f32(s_c + t46 + j45);
+                        const f32v v49 = load_f32(input2 + t48 + j45);
+                        const f32v v50 = v47 + v49;
+                        const f32v v51 = gelu_f32(v50);
+                        store_f32(output0 + t57 + j45, v51); // matmul.py:53
+                    }
+                    if (j45 < t43) {
+                        const i32v m58 = lanes_below(t43 - j45);
+                        const f32v v59 = load_f32(s_c + t46 + j45);
+                        const f32v v60 = load_masked_f32(input2 + t48 + j45, m58);
+                        const f32v v61 = v59 + v60;
+                        const f32v v62 = gelu_f32(v61);
+                        store_masked_f32(output0 + t57 + j45, m58, v62); // matmul.py:53
                     }
                 }
             }
@@ -107,7 +123,7 @@ static int64_t group(const int64_t* symbols) {
 static size_t scratch_size(const int64_t* symbols) {
     (void)symbols;
     const int64_t n0 = symbols[0]; (void)n0;
-    return (size_t)(INT64_C(3008));
+    return (size_t)(INT64_C(6016));
 }
 static int64_t work(const int64_t* symbols) {
     (void)symbols;
@@ -125,7 +141,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_3f0266538aed_x86_64_v3 = {
-    "FusedGolden_3f0266538aed", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_f556df9ffbcd_x86_64_v3 = {
+    "FusedGolden_f556df9ffbcd", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

@@ -12,7 +12,8 @@ from tile_specs import siblings_case
 from tilecore.blocks import finish_in_blocks
 from tilecore.call import load_kernel, load_native, poisoned
 from tilecore.compile import compile_spec, plan_of, prepare
-from tilecore.contract.expr import const, variables
+from tilecore.contract.evaluate import Evaluator
+from tilecore.contract.expr import const, substitute, variables
 from tilecore.contract.narrow import narrowed
 from tilecore.contract.panel import pack, pack_groups
 from tilecore.contract.spec import ContractionSpec, Spec
@@ -21,7 +22,7 @@ from tilecore.loops import LoopProgram, Mma, Once, loop_statements
 from tilecore.lower import lower
 from tilecore.profile import detect_profile, detect_targets, profile_named
 from tilecore.recommend import keeps_left
-from tilecore.strips import STRIP_TILES, finish_in_strips
+from tilecore.strips import FEW_ROWS, FEW_VECTORS, STRIP_TILES, finish_in_strips
 from tilecore.target import Target, target_named
 from tilecore.toolchain import Toolchain, find_toolchain
 from tilecore.trace import trace
@@ -55,11 +56,22 @@ def linear(*, narrow: bool = False, scaled: bool = False) -> ContractionSpec:
 def test_a_product_over_its_whole_depth_is_finished_in_strips(target: Target) -> None:
     program = program_of(linear(), target, WHOLE)
     (mma,) = products_of(program)
-    height, width = STRIP_TILES * mma.tile.rows, mma.tile.columns(target.lanes)
+    height, width = STRIP_TILES * mma.tile.rows, max(mma.tile.vectors, FEW_VECTORS) * target.lanes
     sums = next(memory for memory in program.memories if memory.name == "c")
     assert mma.c.memory == sums
     assert sums.size == const((2 * height - 1) * width), "as much as the last strip may have"
     assert mma.among is not None, "tiles share the next panels as those of the whole block would"
+
+
+@pytest.mark.parametrize("target", [V3, V4], ids=lambda target: target.name)
+@pytest.mark.parametrize("rows", [1, 2, 3, 96])
+def test_strips_of_few_rows_are_wide(rows: int, target: Target) -> None:
+    """One or two rows in a narrow register tile would wait for their own sums."""
+    spec = contraction(96, 192, constant=True, transposed=False, scaled=False, rows=const(rows))
+    (mma,) = products_of(program_of(spec, target, {**WHOLE, "block_n": 64}))
+    first = substitute(mma.columns, {var: const(0) for var in variables(mma.columns)})
+    vectors = max(mma.tile.vectors, FEW_VECTORS) if rows <= FEW_ROWS else mma.tile.vectors
+    assert Evaluator({}, {})(first) == vectors * target.lanes
 
 
 def test_a_step_of_a_deeper_sum_is_not() -> None:
