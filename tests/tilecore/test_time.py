@@ -1,0 +1,53 @@
+"""Times of chunks that `tile_time.c` takes."""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tilecore.compile import HEADERS
+from tilecore.toolchain import Source, find_toolchain
+
+TASKS, ROUNDS = 16, 50
+KERNEL = """
+static int64_t tasks(const int64_t* symbols) { (void)symbols; return 16; }
+static int64_t group(const int64_t* symbols) { (void)symbols; return 1; }
+static int64_t claimed_work(const int64_t* symbols) { return symbols[0]; }
+static void run(const int64_t* symbols, const void* const* inputs, void* const* outputs, void* scratch, int64_t* copied,
+                int64_t begin, int64_t end) {
+    (void)inputs; (void)outputs; (void)scratch; (void)copied;
+    volatile int64_t sum = 0;
+    for (int64_t i = 0; i < symbols[1] * (end - begin); i++) sum += i;
+}
+__attribute__((visibility("default"))) double seconds(int64_t claimed, int64_t steps, int32_t threads) {
+    const tile_kernel kernel = {.tasks = tasks, .group = group, .work = claimed_work, .run = run};
+    const int64_t symbols[] = {claimed, steps};
+    return tile_time(&kernel, symbols, NULL, NULL, NULL, 0, threads, 50);
+}
+"""
+Seconds = Callable[[int, int, int], float]
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module")
+def seconds(object_cache: Path) -> Seconds:
+    toolchain = find_toolchain(object_cache)
+    library = toolchain.library(
+        [toolchain.object(Source((HEADERS / "tile_time.c").read_text() + KERNEL, ("-pthread",), (HEADERS,)))]
+    )
+    function = ctypes.CDLL(str(library)).seconds
+    function.restype = ctypes.c_double
+    function.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int32]
+    return function
+
+
+@pytest.mark.parametrize("claimed", [500_000, 100_000_000], ids=["time", "processor time"])
+def test_asking_a_clock_is_not_counted(seconds: Seconds, claimed: int) -> None:
+    """Tasks that do nothing: processor time takes half a microsecond to ask for, and is asked twice for every chunk."""
+    assert 0 <= min(seconds(claimed, 0, 1) for _ in range(5)) < TASKS * 0.15e-6
+
+
+def test_threads_share_the_work(seconds: Seconds) -> None:
+    alone, together = (min(seconds(100_000_000, 20_000, threads) for _ in range(5)) for threads in (1, 2))
+    assert 0.4 < together / alone < 0.8
