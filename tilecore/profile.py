@@ -39,6 +39,7 @@ class HardwareProfile:
     bf16_per_cycle: float = 0.0  # 0: no such instruction
     narrow: str = ""  # the row of the table of targets that products of bf16 take; "": they are widened
     kept: float = 1 / 3  # share of the last cache that what a call reads and writes may take, for results to stay there
+    shown: float = 0.75  # share of fetching a tile's keys and values for an attention that shows beside multiply-adds
 
     @property
     def macs_per_cycle(self) -> float:
@@ -69,7 +70,7 @@ _AMX, _DOT = (target.name for target in TARGETS if target.base)
 
 PROFILES: tuple[HardwareProfile, ...] = (
     HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 64, 32, _DOT, 2 / 3),
-    HardwareProfile("zen5", _V4, 2, 48 << 10, 1 << 20, 32 << 20, 2.0, 121, 60, 31, 8, 4.2e9, 128, 64, _DOT, 0.8),
+    HardwareProfile("zen5", _V4, 2, 48 << 10, 1 << 20, 32 << 20, 2.0, 121, 60, 31, 8, 4.2e9, 128, 64, _DOT, 0.8, 0.05),
     HardwareProfile("zen3", _V3, 2, 32 << 10, 512 << 10, 32 << 20, 2.0, 64, 32, 20, 6, 3.0e9, 32),
     HardwareProfile("sapphire-rapids", _V4, 2, 48 << 10, 2 << 20, 60 << 20, 2.0, 128, 48, 12, 6, 2.6e9, 128, 512, _AMX),
     HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6, 3.6e9, 32),

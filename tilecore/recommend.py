@@ -15,7 +15,7 @@ from itertools import product
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const
+from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads, variables
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, Tensor, extent_of
 from tilecore.cost import work_of
@@ -27,18 +27,25 @@ from tilecore.even_rows import height_of
 from tilecore.library.schedule import splits
 from tilecore.library.score import Bound, score_of
 from tilecore.profile import HardwareProfile
+from tilecore.rows_in_flight import FIRST_CACHE
 from tilecore.streams import FEW_ROWS
 from tilecore.target import ASKING_BLOCKS, BLOCK, Target, target_named
 
 NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
-TASK_CYCLES = 500.0  # of starting a grid point: its offsets, first touches and last stores
-ROW_TASK_CYCLES = 100.0  # of a task of a row program: it makes no panels and has no accumulators
-LEAST_ROWS = 4  # of a register tile, below which multiply-adds wait for each other
+TASK_CYCLES = 10.0  # of starting a grid point: 0 to 10 with products of 32 steps and rows of 16 columns on a Zen 5
+HEAD_TASK_CYCLES = 100.0  # of one of attention: 100 with 96 tokens there; of a recurrence, as much
+REDUCTION_CYCLES = 45.0  # from a pass' last vector to what the next one begins with: 4,096 columns on a Zen 5
+LEAST_ROWS = 4  # that a register tile of one row takes as long as: its multiply-adds wait for each other
+LEAST_SUMS = 8  # of one of more rows, for the same reason: two in a cycle, each for four
+SIDE = 0.015  # of fetching B, for each panel past two that one row walks side by side: 0 to 6 %, by where pages lie
+SIDE_PANELS = 4  # that it does
 SUM_BYTES = 16  # of a sum that goes on later: its line is fetched, written back, read again and written back again
 SHARPNESS = 8  # how little the shorter of two things at once adds to the longer one
 HIDDEN = 0.75  # share of the shorter of two things at once that the longer one hides
 SHOWN = 0.0625  # share of fetching rows of A for the first time that shows although products go on
-KEYS_SHOWN = 0.75  # share of fetching a tile's keys and values that shows although products go on
+UNASKED_CYCLES = (
+    6.0  # of each score of a task's first row whose bias nothing asked for: 5 to 7 on a Zen 5, 12 heads of 512²
+)
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
@@ -140,17 +147,20 @@ def recommend(spec: Spec, profile: HardwareProfile, target: Target) -> Recommend
 
 
 def rank(spec: Spec, profile: HardwareProfile, target: Target) -> list[Candidate]:
-    """Every candidate, best first; rejected ones last."""
+    """Every candidate, best first; rejected ones last.
+
+    Of blocks that are as large as a known extent or larger, the smallest stands for all: they make the same work.
+    """
     machines = [Machine(profile, target, nominal_sizes(spec, nominal)) for nominal in NOMINAL]
     ranked: list[Candidate] = []
     costs = [costs_of(spec, machine) for machine in machines]
-    for config in _configurations(spec, machines[-1]):
+    for config in _distinct(spec, _configurations(spec, machines[-1])):
         found = [cost(config) for cost in costs]
         rejected = next((candidate.rejected for candidate in found if candidate.rejected), "")
         mean = sum(candidate.cost for candidate in found) / len(found)
         own = found[0].cycles / found[0].cost if found[0].cost else 0.0
         ranked.append(Candidate(config, mean, found[-1].why, rejected, mean * own))
-    return sorted(ranked, key=lambda candidate: (bool(candidate.rejected), candidate.cost))
+    return sorted(ranked, key=lambda c: (bool(c.rejected), float(f"{c.cost:.6g}")))  # the first of equal ones
 
 
 def nominal_sizes(spec: Spec, nominal: int) -> dict[str, int]:
@@ -168,6 +178,25 @@ def _rows_of_one(spec: Spec, symbol: str) -> int:
     """How many rows one more of `symbol` adds to the inputs that it leads; 1 where it leads none."""
     shapes = [tensor.shape[1:-1] for tensor in spec.inputs if tensor.shape and tensor.shape[0] == Sym(symbol)]
     return max((math.prod(int(dim.value) for dim in shape if isinstance(dim, Const)) for shape in shapes), default=1)
+
+
+def _distinct(spec: Spec, configs: Iterator[dict[str, int]]) -> list[dict[str, int]]:
+    match spec:
+        case AttentionSpec():
+            extents = {"block_m": spec.q.shape[2], "block_n": spec.v.shape[2]}
+        case ContractionSpec():
+            extents = {"block_m": spec.a.shape[1], "block_n": spec.b.shape[2]}
+        case RowSpec():
+            extents = {"block_m": extent_of(spec.row)}
+        case ScanSpec():
+            extents = {}
+    known = {name: int(extent.value) for name, extent in extents.items() if isinstance(extent, Const)}
+    found = dict[tuple[int, ...], dict[str, int]]()
+    for config in configs:
+        work = tuple(min(block, max(known.get(name, block), 1)) for name, block in config.items())
+        if work not in found or tuple(config.values()) < tuple(found[work].values()):
+            found[work] = config
+    return list(found.values())
 
 
 def _configurations(spec: Spec, machine: Machine) -> Iterator[dict[str, int]]:
@@ -245,6 +274,7 @@ class Contraction:
     unpacks: bool  # weights are written to the cache before they are multiplied
     in_strips: bool  # sums over the whole depth are finished in the first cache (`strips.py`)
     keeps_left: bool  # tasks go along the columns first
+    rounds_left: bool  # to bytes, which stay for the next columns where one block has all rows (`sharing.py`)
 
 
 def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
@@ -266,6 +296,7 @@ def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
         not spec.byte_block and any(_unpacks(p.b.value) for p in spec.products),
         spec.acc.dtype is DType.F32 and all(_is_constant(part.b.value) for part in spec.products),
         keeps_left(spec, machine.profile, machine.target),
+        bool(spec.byte_block),
     )
 
 
@@ -315,7 +346,7 @@ def _task(of: Contraction, config: Mapping[str, int], machine: Machine, m: int, 
     down, across = max(-(-of.rows // config["block_m"]), 1), max(-(-of.columns // config["block_n"]), 1)
     finish = m * n * of.finishing / machine.target.lanes
     left, right = m * of.depth * of.making_left, n * of.depth * of.making_right
-    if of.keeps_left:  # once for all columns by each core that works on the same rows
+    if of.keeps_left or (of.rounds_left and down == 1):  # once for all columns by each core that works on the same rows
         left *= min(1.0, max(1.0, machine.profile.cores / down) / across)
     else:  # once while the rows move
         right /= down
@@ -358,14 +389,17 @@ def _vector_products(of: Contraction, config: Mapping[str, int], machine: Machin
     new, kept = machine.rate(sizes.b * of.depth * of.columns * count), machine.rate(right + left + results)
     panels_first = right / new if of.keeps_left else right / strips * (1 / new + (strips - 1) / kept)
     rows_first = left / machine.rate(sizes.a * of.depth * of.rows + (right if of.columns > config["block_n"] else 0))
+    if m == 1 and not of.rounds_left:  # a panel of bytes is walked alone
+        panels_first *= 1 + SIDE * max(0, min(-(-n // PANEL), SIDE_PANELS) - 2)
     if of.keeps_left:  # written to the cache when they are computed
         rows_first = left / machine.rate(left + right)
     wide = -(-n // PANEL) * PANEL
+    least = LEAST_ROWS if m == 1 else LEAST_SUMS * machine.target.lanes / min(wide, engine.columns)
     multiply = traffic = 0.0
     begun = 8 * m * n * count / machine.rate(0 if whole else 4 * m * n * count)  # sums, written and read to be finished
     for step in _cuts(of.depth, config["block_k"]):
         deep = -(-step // engine.depth) * engine.depth
-        multiply += count * max(m, LEAST_ROWS) * wide * deep / engine.rate
+        multiply += count * max(m, least) * wide * deep / engine.rate
         panel, strip, block = sizes.b * step * engine.columns, sizes.a * step * engine.rows, sizes.a * step * m
         traffic += count * (tiles - 1) * sizes.b * step * n / machine.rate(panel + strip)
         again = (count * panels - 1) * block / machine.rate(2 * panel + block)
@@ -437,10 +471,12 @@ def _attention(
     head = machine.rate(4 * keys * (depth + width))
     lies = m <= FEW_ROWS and all(isinstance(_without_casts(part.value), Load) for part in (spec.k, spec.v))
     step = cache(lambda rows, size: _key_step(spec, machine, scoring, (rows, size), head, lies=lies))
+    unasked = UNASKED_CYCLES if _has_bias(spec) else 0.0
 
     def cycles(rows: int, seen: int) -> float:
         whole, rest = divmod(seen, config["block_n"])
-        return TASK_CYCLES + whole * step(rows, config["block_n"]) + (step(rows, rest) if rest else 0.0)
+        steps = whole * step(rows, config["block_n"]) + (step(rows, rest) if rest else 0.0)
+        return HEAD_TASK_CYCLES + unasked * seen + steps
 
     own = batch * heads * queries * keys * (depth + width) / machine.profile.macs_per_cycle / machine.profile.cores
     rejected = ""
@@ -451,6 +487,12 @@ def _attention(
     tasks = [cycles(rows, seen) for rows, seen in zip(blocks, needed, strict=True)]
     total = machine.spread(Tasks(tasks, batch * heads, len(blocks)), machine.size(work_of(spec)))
     return Candidate(config, total / max(own, 1.0), why, rejected, total)
+
+
+def _has_bias(spec: AttentionSpec) -> bool:
+    """Whether scores read a matrix of their own, along the queries and the keys."""
+    *_, query, key = spec.score_axes
+    return any({query, key} <= variables(load) for load in loads(spec.score))
 
 
 def _key_step(
@@ -471,7 +513,7 @@ def _key_step(
         products = machine.product(m, n, depth, sizes) + machine.product(m, width, n, sizes)
     vectors = m * n / lanes * (EXP_CYCLES + scoring / 2)
     traffic = 4 * m * n * 4 / machine.rate(4 * (m * n + m * width + m * depth))
-    fetch = KEYS_SHOWN * 4 * n * (depth + width) / head
+    fetch = machine.profile.shown * 4 * n * (depth + width) / head
     return products + vectors + traffic + fetch + m * (ROW_CYCLES + 2 * width / lanes)
 
 
@@ -495,18 +537,30 @@ def needed_keys(bounds: KeyBounds, queries: int, keys: int, config: Mapping[str,
 
 
 def _row(spec: RowSpec, machine: Machine, config: Mapping[str, int]) -> Candidate:
+    """Passes over blocks of rows, which find them in a cache, while other rows come from where all of them lie.
+
+    Rows in flight (`rows_in_flight.py`) wait for nothing and stay in the first cache, whatever the block; others wait
+    for a reduction at the end of a pass, once for all rows of a block.
+    """
     rows, columns = machine.size(extent_of(spec.row)), machine.size(extent_of(spec.column))
     tiles = 1 + sum(step.kind == "tile" for step in spec.steps)
-    block = config["block_m"]
-    streams = tiles + len(spec.inputs) + len(spec.outputs)  # what passes a cache between two uses of a tile's row
-    footprint = 4 * columns * streams * min(block, rows)
-    passes = 2 + len(spec.steps) + len(spec.outputs)
-    per_task = 4 * columns * block * passes / machine.rate(footprint) + ROW_TASK_CYCLES
+    block, streams = config["block_m"], tiles + len(spec.inputs) + len(spec.outputs)
+    footprint = 4 * columns * streams * min(block, rows)  # what passes a cache between two uses of a tile's row
+    passes, waits = 2 + len(spec.steps) + len(spec.outputs), sum(step.kind != "tile" for step in spec.steps)
+    flies = not spec.steps or 4 * columns * streams <= FIRST_CACHE
+    work = 4 * columns * block * passes / machine.rate(0 if flies else footprint)
+    moved = sum(_bytes(t, machine) for t in (*spec.inputs, *(result.place.tensor for result in spec.outputs)))
+    fetch = moved * block / max(rows, 1) / machine.rate(moved)
+    per_task = _overlap(work, fetch) + (0.0 if flies else waits * REDUCTION_CYCLES)
     tasks = -(-rows // block)
     own = 4 * columns * rows * passes / machine.profile.l1_bytes / machine.profile.cores
     why = f"{footprint >> 10} KiB of rows, {tasks} tasks"
     cycles = machine.spread(Tasks([per_task], tasks))
     return Candidate(config, cycles / max(own, 1.0), why, "", cycles)
+
+
+def _bytes(tensor: Tensor, machine: Machine) -> int:
+    return tensor.dtype.row.bytes * math.prod(machine.size(dim) for dim in tensor.shape)
 
 
 def _scan(spec: ScanSpec, machine: Machine, config: Mapping[str, int]) -> Candidate:
@@ -522,7 +576,9 @@ def _scan(spec: ScanSpec, machine: Machine, config: Mapping[str, int]) -> Candid
     step = sum(cycles(state.axes, state.update) for state in spec.states)
     step += sum(cycles((total.over, *total.axes), total.value) for total in spec.totals)
     query = sum(cycles((total.over, *total.axes), total.value) for total in spec.reads)
-    per_task = machine.size(extent_of(spec.time)) * step + machine.size(extent_of(spec.query)) * query + TASK_CYCLES
+    per_task = (
+        machine.size(extent_of(spec.time)) * step + machine.size(extent_of(spec.query)) * query + HEAD_TASK_CYCLES
+    )
     tasks = machine.size(extent_of(spec.group)) * -(-columns // max(block, 1))
     own = tasks * per_task / machine.profile.cores
     kept = sum(
