@@ -9,10 +9,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, substitute
+from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads, substitute
 from tilecore.contract.panel import PANEL
 from tilecore.emit_expr import Expressions, Lanes, Scope, memory_name
-from tilecore.loops import ByteStream, Operand, RoundRows, Stream
+from tilecore.loops import ByteStream, Memory, Operand, RoundRows, Stream
 from tilecore.target import Target
 
 Names = tuple[tuple[str, ...], ...]  # of registers, by row and vector
@@ -139,8 +139,7 @@ def _byte_rows(
     header = f"for (int64_t {group} = 0; {group} < {printer.scalar(stream.groups)}; {group}++)"
     with _block(printer, header, {stream.group: group}):
         levels = replace(stream.levels, offset=first * stream.levels.row + stream.group * stream.block)
-        for line in range(AHEAD, AHEAD + stream.block * stream.bits // 8 * PANEL, LINE):
-            printer.line(f"__builtin_prefetch({memory_name(stream.b)} + {printer.scalar(stream.offset)} + {line});")
+        _ask_ahead(printer, stream)
         printer.line(f"i32v {sums}[{count * vectors}];")
         left = f"{memory_name(levels.memory)}, {printer.scalar(levels.offset)}, {printer.scalar(levels.row)}"
         right = f"{memory_name(stream.b)} + {printer.scalar(stream.offset)}, {stream.block}"
@@ -159,6 +158,19 @@ def _byte_rows(
                 left = printer.vector(scale, Lanes(lane))
                 printer.line(f"{totals[r][v]} += {left if factor is None else f'({factor} * {left})'} * {value};")
     _end_totals(printer, totals, places)
+
+
+def _ask_ahead(printer: Expressions, stream: ByteStream) -> None:
+    """Ask for levels of a later group, and for what is read of it once: bytes of zero points hide from prefetchers."""
+    size = stream.block * stream.bits // 8 * PANEL
+    for line in range(AHEAD, AHEAD + size, LINE):
+        printer.line(f"__builtin_prefetch({memory_name(stream.b)} + {printer.scalar(stream.offset)} + {line});")
+    later: dict[Expr, Expr] = {stream.group: stream.group + AHEAD // size, stream.lane: const(0)}
+    shared = [loads(part) for part in (stream.factor, stream.rest) if part is not None]
+    for load in dict.fromkeys(load for part in shared for load in part):
+        assert isinstance(load.source, Memory)
+        at = printer.scalar(substitute(load.index[0], later))
+        printer.line(f"__builtin_prefetch({memory_name(load.source)} + {at});")
 
 
 def _group(

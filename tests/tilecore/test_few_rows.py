@@ -134,8 +134,11 @@ def compiled(
     config = {"block_m": 24, "block_n": 32, "block_k": min(weight.step, weight.depth)}
     profile = replace(PROFILE, target=target)
     kernel = compile_spec(spec, label="Test", profile=profile, targets=(target,), config=config)
-    assert "total" in kernel.sources[target.name], "elements of the weight are written to memory first"
-    assert ("if (!once_x0_levels[0])" in kernel.sources[target.name]) == weight.in_bytes, "tasks round what others have"
+    text = kernel.sources[target.name]
+    assert "total" in text, "elements of the weight are written to memory first"
+    assert ("if (!once_x0_levels[0])" in text) == weight.in_bytes, "tasks round what others have"
+    asked = [f"__builtin_prefetch(input{number} +" in text for number in range(1, len(spec.inputs))]
+    assert asked == [weight.in_bytes] * len(asked), "levels, scales and zero points come late"
     return load_kernel(kernel, target, toolchain)
 
 
