@@ -7,7 +7,7 @@
 enum {
     CHUNKS_PER_CORE = 16, /* enough that a thread which starts late or is slow costs little */
     INLINE_NANOSECONDS = 10000, /* below it, waking a thread costs more than it saves */
-    CHUNK_NANOSECONDS = 2500,   /* the least work worth handing to another thread */
+    CHUNK_NANOSECONDS = 1250,   /* the least work worth handing to another thread */
 };
 
 typedef struct tile_chunks {
