@@ -274,6 +274,7 @@ class Contraction:
     unpacks: bool  # weights are written to the cache before they are multiplied
     in_strips: bool  # sums over the whole depth are finished in the first cache (`strips.py`)
     keeps_left: bool  # tasks go along the columns first
+    thought: int  # nanoseconds that hosts think a call takes
     rounds_left: bool  # to bytes, which stay for the next columns where one block has all rows (`sharing.py`)
 
 
@@ -296,6 +297,7 @@ def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
         not spec.byte_block and any(_unpacks(p.b.value) for p in spec.products),
         spec.acc.dtype is DType.F32 and all(_is_constant(part.b.value) for part in spec.products),
         keeps_left(spec, machine.profile, machine.target),
+        machine.size(work_of(spec)),
         bool(spec.byte_block),
     )
 
@@ -332,7 +334,7 @@ def _contraction(of: Contraction, machine: Machine, config: Mapping[str, int]) -
         rejected = f"an accumulator of {sums >> 10} KiB leaves no room in an L2 of {l2 >> 10} KiB"
     elif 4 * n * k > l2 // 2 and of.unpacks:
         rejected = f"unpacked weights of {4 * n * k >> 10} KiB do not stay in an L2 of {l2 >> 10} KiB"
-    total = machine.spread(tasks)
+    total = machine.spread(tasks, of.thought)
     return Candidate(config, total / max(own, 1.0), why, rejected, total)
 
 
@@ -555,7 +557,7 @@ def _row(spec: RowSpec, machine: Machine, config: Mapping[str, int]) -> Candidat
     tasks = -(-rows // block)
     own = 4 * columns * rows * passes / machine.profile.l1_bytes / machine.profile.cores
     why = f"{footprint >> 10} KiB of rows, {tasks} tasks"
-    cycles = machine.spread(Tasks([per_task], tasks))
+    cycles = machine.spread(Tasks([per_task], tasks), machine.size(work_of(spec)))
     return Candidate(config, cycles / max(own, 1.0), why, "", cycles)
 
 
