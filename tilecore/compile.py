@@ -41,6 +41,7 @@ from tilecore.reshape import heads_as_queries, single_query
 from tilecore.scale import scale_queries
 from tilecore.strips import finish_in_strips
 from tilecore.target import Target
+from tilecore.task_order import repeat_together
 from tilecore.trace import trace
 from tilecore.verify import verify
 
@@ -197,7 +198,8 @@ def _emit(
 ) -> str:
     """The C text; `sizes` are bytes from which on calls are large and far, as `store_past_caches` takes them."""
     own = special and Special(special.condition, _lowered(special.program, target))
-    return emit_c(store_past_caches(_lowered(program, target), *sizes), signature, target, own)
+    made = repeat_together(store_past_caches(_lowered(program, target), *sizes), sizes[1])
+    return emit_c(made, signature, target, own)
 
 
 def _lowered(program: Program, target: Target) -> LoopProgram:

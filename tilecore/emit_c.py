@@ -206,7 +206,14 @@ class _Kernel(Expressions):
         return [f"if ({self.scalar(condition)}) streams_done();" for condition in large]
 
     def _grid_point(self, extents: list[str]) -> None:
-        rest = "task"
+        rest, order = "task", self.program.order
+        if order:
+            where, apart, times = map(self.scalar, (order.where, order.apart, order.times))
+            addresses = " | ".join(f"(uintptr_t){memory_name(memory)}" for memory in order.passing)
+            near, run = self.fresh("near"), f"task / {order.run}"
+            self.scopes[0].lines.append(f"const int {near} = {where} && ({addresses}) % 64 == 0;")
+            moved = f"{run} % {times} * {apart} + {run} / {times} * {order.run} + task % {order.run}"
+            rest = f"({near} ? {moved} : task)"
         for axis, extent in zip(self.program.grid, extents, strict=True):
             name = self.fresh(f"{axis.name}_")
             last = axis is self.program.grid[-1]

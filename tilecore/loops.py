@@ -327,6 +327,18 @@ LoopStmt = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Where `where` holds and `passing` begin at whole lines, `times` runs of tasks that are `apart` from each other
+    are neighbours in the order of tasks. `run`: tasks of one."""
+
+    where: Expr
+    apart: Expr
+    times: Expr
+    run: int
+    passing: tuple[Memory, ...]
+
+
 FIRST_TASK, PAST_TASKS = Var("first_task"), Var("past_tasks")  # of those that a thread is given at once
 
 
@@ -348,6 +360,7 @@ class LoopProgram:
     sharing: int = 1
     steady: bool = False
     spans: bool = False
+    order: Order | None = None
 
 
 def loop_statements(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:
