@@ -43,6 +43,9 @@ def function_of(
     inputs = [body.parameter(value, index) for index, value in enumerate(region.inputs)]
     for index, stored in packings.items():
         body.unpack(region.inputs[index], stored)
+    for value in region.inputs:
+        if value in region.stored:
+            body.widen(value)
     for node in region.nodes:
         body.copy(node)
     outputs: list[ir.Value] = []
@@ -50,6 +53,8 @@ def function_of(
         result = body.values.get(value)
         if result is None or result.producer() is None:
             raise RewriteError(f"{region.label}: no node of the region computes its output {value.name!r}")
+        if value in region.stored:
+            result = body.emit("Cast", result, to=int(ir.DataType.BFLOAT16))
         result.name = f"output_{index}"
         outputs.append(result)
     used = {node.domain for node in body.nodes}
@@ -132,11 +137,17 @@ class _Body:
     def unpack(self, value: ir.Value, stored: Storage) -> None:
         """What is stored → the tensor that the region's nodes read."""
         result = self._unpanelled(value, stored) if isinstance(stored, Packing) else self.values[value]
-        kept = self.shapes.dtype(value)
-        if stored.dtype is DType.BF16 and kept is not None and kept != ir.DataType.BFLOAT16:
-            result = self.emit("Cast", result, to=int(kept))
-            self.rounded[result] = result
         self.values[value] = result
+        if stored.dtype is DType.BF16:
+            self.widen(value)
+
+    def widen(self, value: ir.Value) -> None:
+        """What is stored as bfloat16 → the type that the region's nodes read."""
+        kept = self.shapes.dtype(value)
+        if kept is not None and kept != ir.DataType.BFLOAT16:
+            result = self.emit("Cast", self.values[value], to=int(kept))
+            self.rounded[result] = result
+            self.values[value] = result
 
     def _unpanelled(self, value: ir.Value, packing: Packing) -> ir.Value:
         """Panels → matrix → the tensor as it was, of the type that is stored."""

@@ -123,7 +123,7 @@ class _Surgery:
         inputs = [self._input(value, packings.get(index)) for index, value in enumerate(region.inputs)]
         self._check_convex(region, inputs)
         self._check_types(region, packings)
-        outputs = [self._output(value) for value in region.outputs]
+        outputs = [self._output(value, value in region.stored) for value in region.outputs]
         node = ir.Node(DOMAIN, op_type, inputs, outputs=outputs, name=self._name(region))
         node.metadata_props["tilefuse.label"] = region.label
         node.metadata_props["tilefuse.nodes"] = ", ".join(own_names(region.nodes))
@@ -156,20 +156,20 @@ class _Surgery:
         return self.packed[key]
 
     def _check_types(self, region: Region, packings: Mapping[int, Storage]) -> None:
-        """Only what is packed may be stored in another type than the model has."""
+        """Only what is packed, or stored by a fused node, may be of another type than the model has."""
         for index, (value, tensor) in enumerate(zip(region.inputs, region.spec.inputs, strict=True)):
-            found = self.shapes.dtype(value)
+            found = ir.DataType.BFLOAT16 if value in region.stored else self.shapes.dtype(value)
             if found is not None and int(found) != tensor.dtype.row.onnx and index not in packings:
                 raise RewriteError(f"{region.label}: its kernel reads {value.name!r} as {tensor.dtype}; it is {found}")
 
-    def _output(self, value: ir.Value) -> ir.Value:
+    def _output(self, value: ir.Value, rounded: bool) -> ir.Value:
         """The fused node's output: as declared when it is a graph output, with symbolic dims elsewhere."""
         dtype, shape = value.type, value.shape
         known, element = self.shapes.shape(value), self.shapes.dtype(value)
         if known is not None and (shape is None or not value.is_graph_output()):
             shape = ir.Shape([_dim(size) for size in known])
         if element is not None and (dtype is None or not value.is_graph_output()):
-            dtype = ir.TensorType(element)
+            dtype = ir.TensorType(ir.DataType.BFLOAT16 if rounded else element)
         return ir.Value(name=f"{value.name}.fused", type=dtype, shape=shape, metadata_props=dict(value.metadata_props))
 
     def _name(self, region: Region) -> str:

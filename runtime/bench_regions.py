@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
+from runtime import ort_values
 from runtime.bench import Array, bound_run, default_session, feeds_for, turn, warm_up
 from runtime.session import load
 
@@ -120,8 +120,8 @@ def _values(
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in outputs)
     with tempfile.TemporaryDirectory() as folder:
         session = _session(probe, fused.with_suffix(".so"), Path(folder), threads)
-        found = session.run(wanted, dict(feeds)) if wanted else []
-    arrays = known | dict(zip(wanted, (np.asarray(value) for value in found), strict=True))
+        found = ort_values.run(session, wanted, dict(feeds)) if wanted else []
+    arrays = known | dict(zip(wanted, found, strict=True))
     dims = {
         value.name: tuple(dim or f"{value.name}_{axis}" for axis, dim in enumerate(value.shape))
         for value in (*session.get_inputs(), *session.get_outputs())

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from fuser.assumptions import assumptions_of, checked
+from fuser.between import store_rounded
 from fuser.body import DOMAIN
 from fuser.coverage import Workload, coverage_of, workload_of
 from fuser.expand.apply import own_names
@@ -346,8 +347,20 @@ def fuse(
     if rounded:
         regions = _narrowed(model, regions, found.shapes)
     _dump_scan(model, regions, misses, dump)
-    parts, dropped, refused = _parts(found, regions, writer, kernels, without, progress, start)
+    among = set(regions) if rounded and not options.cuda else set[Region]()
+    stored = store_rounded(model.graph, regions, among)
+    parts, dropped, refused = _parts(found, stored, writer, kernels, without, progress, start)
+    while len(kept := among & _originals(parts, regions, stored)) < len(among):  # who is no node stores what it did
+        among = kept
+        stored = store_rounded(model.graph, regions, among)
+        parts, _, refused = _parts(found, stored, writer, kernels, without, progress, start)
     return Fused(model, found.shapes, workload_of(model, found.shapes), nodes, 0, parts, dropped, (*misses, *refused))
+
+
+def _originals(parts: Sequence[Part], regions: Sequence[Region], stored: Sequence[Region]) -> set[Region]:
+    """The regions whose stored form is among `parts`."""
+    kept = {part.region for part in parts}
+    return {region for region, now in zip(regions, stored, strict=True) if now in kept}
 
 
 def _parts(
