@@ -255,7 +255,7 @@ def test_products_that_share_their_left_operand(
     kind: str, count: int, rows: int, blocks: dict[str, int], toolchain: Toolchain
 ) -> None:
     case = siblings_case(kind, rows=rows, columns=70, depth=40, count=count)
-    compare(case, toolchain, **blocks)
+    compare(case, toolchain, PROFILE.target, **blocks)
     assert build(case, toolchain, blocks).kernel.packed == tuple(range(1, count + 1))
 
 
