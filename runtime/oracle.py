@@ -40,6 +40,8 @@ BYTES_LEVEL = 4  # the accuracy_level of MatMulNBits that permits activations in
 MULTIPLIED = {"MatMul": 2, "Gemm": 2, "FusedMatMul": 2, "Einsum": 2, "Conv": 2, "Attention": 3, "FlexAttention": 3}
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 SIGMOID_STEP = 2.0**-22  # ONNX Runtime's Sigmoid is 0.5 + p/q: right to that, however small the result is, 0 below -18
+COMPARED = frozenset(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsInf", "IsNaN"))
+STEPPING = frozenset(("Floor", "Ceil", "Round", "ArgMax", "ArgMin", "NonZero")) | COMPARED
 FLATTENED_BEFORE_13 = frozenset(("Softmax", "LogSoftmax", "Hardmax"))  # onnx.reference has their later meaning only
 
 
@@ -215,10 +217,11 @@ def evaluate(
     *,
     mode: Mode = Mode.RANGE,
     operators: Sequence[type[OpRun]] = (),
+    decided: Mapping[str, Array] | None = None,
 ) -> Evaluation:
     """The values `names` of `model` for `feeds`; external weights are read from `folder` when used.
 
-    `operators` are known beside the standard's.
+    `operators` are known beside the standard's; what is `decided` (see `jumps`) is not computed.
 
     Raises OracleError for operators that onnx.reference does not know or cannot run.
     """
@@ -233,7 +236,7 @@ def evaluate(
         known[name], precision[name] = _widen(value), value.dtype
     nested = any(subgraphs(node) for node in graph.node)
     last_use = {} if nested else {name: i for i, node in enumerate(graph.node) for name in node.input}
-    longest = 1
+    longest, settled = 1, decided or {}
     overflowed: set[np.dtype[Any]] = set()
     for i, node in enumerate(graph.node):
         for name in weights.keys() & ({*node.input} | captured(node)) - known.keys():
@@ -242,7 +245,7 @@ def evaluate(
         given = _rounded_operands(node, known, mode)
         results = _run_node(node, opsets, given, [*NEW_OPS, *operators])
         kind = _precision(node, precision)
-        for name, value in results.items():
+        for name, value in (results | {name: settled[name] for name in results if name in settled}).items():
             stepped = mode is Mode.STEPPED and node.op_type == "Sigmoid"
             known[name] = _in_type(np.maximum(value - SIGMOID_STEP, 0.0) if stepped else _widen(value), kind, mode)
             precision[name] = kind
@@ -264,6 +267,17 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         for node in groups.pop():
             groups += [graph.node for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
             yield node
+
+
+def jumps(node: onnx.NodeProto) -> tuple[str, ...]:
+    """Those outputs of `node` that jump where a float input moves by a rounding."""
+    if node.domain:
+        return ()
+    if node.op_type == "TopK":
+        return tuple(node.output[1:])
+    target = next((attribute.i for attribute in node.attribute if attribute.name == "to"), TensorProto.FLOAT)
+    stepping = node.op_type in STEPPING or (node.op_type == "Cast" and target not in FLOATS)
+    return tuple(node.output) if stepping else ()
 
 
 def without_licences(model: onnx.ModelProto) -> bytes | None:

@@ -20,13 +20,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import helper, inliner, numpy_helper
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph
-from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
+from onnx import helper, numpy_helper
 
 from runtime import inputs as model_inputs
 from runtime import ort_values
@@ -40,21 +37,10 @@ from runtime.compare import (
     compare_region,
     compare_signal,
     cost_of,
-    drift_of,
     interface_change,
-    is_rounding,
 )
-from runtime.oracle import (
-    Evaluation,
-    Mode,
-    OracleError,
-    all_nodes,
-    evaluate,
-    has_half,
-    permits,
-    without_licences,
-)
-from runtime.schema_functions import in_pieces
+from runtime.oracle import OracleError, all_nodes, has_half, permits
+from runtime.original import LOAD_ERRORS, Original, quiet_options
 from runtime.session import DOMAIN, load
 from runtime.unpadded import hidden_padding, padding_mask, with_first_token
 
@@ -62,16 +48,12 @@ Array = npt.NDArray[Any]
 
 PRECISION, BF16 = "tilefuse.precision", "bf16"  # in the metadata of models whose operands were rounded on demand
 NO_MEANING = "not compared: shapes do not fit by the ONNX standard, though ONNX Runtime takes them"
-HALF_BYTES = 2  # of a 16-bit float
 MOVES = 4  # samples of what a rounding of the inputs does
-NUDGE = 1e-6  # relative: a few roundings of float32
 QUANTIZING = frozenset(
     """DynamicQuantizeLinear QuantizeLinear QLinearConv QLinearMatMul QLinearAdd QLinearMul QLinearSigmoid QGemm
     QLinearLeakyRelu QLinearSoftmax MatMulInteger ConvInteger MatMulIntegerToFloat DynamicQuantizeMatMul
     QAttention""".split()  # noqa: SIM905
 )
-LOAD_ERRORS = (NotImplementedByRuntime, Fail, InvalidGraph)  # of an operator that ONNX Runtime lacks, or a bad graph
-QUIET = 4  # ONNX Runtime's log level "fatal": sizes that do not fit are expected here, and reported by us
 
 
 class VerifyError(Exception):
@@ -198,6 +180,8 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
                 labels[-1] = f"{case.label} ({NO_MEANING})"
                 continue
             measured = measured or reason is None
+            if narrow and reason is not None:  # what the rounding that was asked for does is not known either
+                found = [compare_signal(name, expected[name], actual[name], own=None) for name in names]
             unmeasured = unmeasured or reason
         worst |= {output.name: _worse(worst.get(output.name), output) for output in found}
         wrong = next((output for output in found if output.fault), None)
@@ -232,7 +216,7 @@ def _accused(
     return accused, unmeasured or unseen
 
 
-def _fused_session(fused: Path, reference: "_Original") -> ort.InferenceSession:
+def _fused_session(fused: Path, reference: Original) -> ort.InferenceSession:
     """The fused model; VerifyError, with what ONNX Runtime says of the original, when it takes neither."""
     try:
         return load(fused)
@@ -242,12 +226,12 @@ def _fused_session(fused: Path, reference: "_Original") -> ort.InferenceSession:
         raise VerifyError(f"ONNX Runtime does not load {which}: {said}") from error
 
 
-def _reference(original: Path, model: onnx.ModelProto, mask: str | None) -> "_Original":
+def _reference(original: Path, model: onnx.ModelProto, mask: str | None) -> Original:
     """The original in the file; its padding is hidden if the fused model leaves it out by `mask`."""
     if mask is None:
-        return _Original.of(model, str(original), original.parent)
+        return Original.of(model, str(original), original.parent)
     hidden = hidden_padding(model, mask)
-    return _Original.of(hidden, hidden.SerializeToString(), original.parent)
+    return Original.of(hidden, hidden.SerializeToString(), original.parent)
 
 
 def quantizes(model: onnx.ModelProto) -> bool:
@@ -302,7 +286,7 @@ def _judge_node(
     feeds = {name: values[name] for name in node.input if name}
     names = [name for name in node.output if name]
     body = _body(model, node, values)
-    original = _Original.of(body, body.SerializeToString(), Path())
+    original = Original.of(body, body.SerializeToString(), Path())
     expected = dict(zip(names, original.run(names, feeds), strict=True))
     outputs, _ = _judged(original, feeds, expected, values, rounds=rounds)
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -312,7 +296,7 @@ def _judge_node(
 
 
 def _judged(
-    original: "_Original",
+    original: Original,
     feeds: Mapping[str, Array],
     expected: Mapping[str, Array],
     actual: Mapping[str, Array],
@@ -326,8 +310,21 @@ def _judged(
     it asked what a rounding of the inputs does.
     """
     judge = compare_region if rounds else compare
+
+    def judged(truth: Mapping[str, Truth], before: Sequence[OutputError] = ()) -> list[OutputError]:
+        """Every output by `truth`, or as `before` where that found no fault."""
+        right = {output.name: output for output in before if output.fault is None}
+        return [
+            right.get(name) or judge(name, expected[name], actual[name], truth=truth.get(name)) for name in expected
+        ]
+
     truth, reason = original.truth(feeds, expected, plausible=not rounds, narrow=narrow)
-    found = [judge(name, expected[name], actual[name], truth=truth.get(name)) for name in expected]
+    found = judged(truth)
+    if any(output.fault for output in found):
+        decided = original.decisions(feeds)
+        if decided:
+            truth, reason = original.truth(feeds, expected, plausible=not rounds, narrow=narrow, decided=decided)
+            found = judged(truth, found)
     if not truth or not any(output.fault for output in found):
         return found, reason
     runs = [original.moved(feeds, list(expected), seed) for seed in range(MOVES)]
@@ -335,7 +332,7 @@ def _judged(
         name: replace(value, others=tuple(run[name] for run in runs if run[name].shape == value.value.shape))
         for name, value in truth.items()
     }
-    return [judge(name, expected[name], actual[name], truth=truth.get(name)) for name in expected], reason
+    return judged(truth, found), reason
 
 
 def _body(model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Array]) -> onnx.ModelProto:
@@ -362,7 +359,7 @@ def expose(fused: Path, names: Sequence[str], feeds: Mapping[str, Array]) -> dic
     exposed = onnx.load(str(fused), load_external_data=False)
     have = {output.name for output in exposed.graph.output}
     exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in have)
-    options = _options()
+    options = quiet_options()
     options.register_custom_ops_library(str(fused.resolve().with_suffix(".so")))
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(fused.resolve().parent)
@@ -373,7 +370,7 @@ def expose(fused: Path, names: Sequence[str], feeds: Mapping[str, Array]) -> dic
 
 def _cases(
     model: onnx.ModelProto,
-    reference: "_Original",
+    reference: Original,
     fused: ort.InferenceSession,
     inputs: Mapping[str, Array] | None,
     seed: int,
@@ -421,141 +418,6 @@ def _describe(sizes: Mapping[str, int], flag: bool | None) -> str:
     return model_inputs.describe(sizes) + ("" if flag is None else f", flags {str(flag).lower()}")
 
 
-@dataclass(frozen=True)
-class _Original:
-    """What a fused model is compared with: the original in ONNX Runtime, or evaluated where that has no kernels."""
-
-    model: onnx.ModelProto
-    folder: Path
-    session: ort.InferenceSession | None
-    refusal: str = ""  # what ONNX Runtime said of the model as it is; it is `in_pieces` then, where that runs
-
-    @staticmethod
-    def of(model: onnx.ModelProto, source: str | bytes, folder: Path) -> "_Original":
-        """The model in `source` (a path, or bytes), whose external weights are in `folder`."""
-        exact = without_licences(model)  # `model` keeps them for those who ask what they allow
-        try:
-            return _Original(model, folder, _session(exact or source, folder))
-        except LOAD_ERRORS as error:
-            refusal = str(error).splitlines()[0]
-        try:
-            pieces = in_pieces(model)
-            exact = without_licences(pieces) or pieces.SerializeToString()
-            return _Original(pieces, folder, _session(exact, folder), refusal)
-        except (*LOAD_ERRORS, RuntimeError, ValueError):
-            return _Original(model, folder, None, refusal)
-
-    def run(self, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs `names`; evaluated ones are rounded to the type of every node's result on the way."""
-        if self.session is not None:
-            return ort_values.run(self.session, names, feeds)
-        try:
-            values = evaluate(self.model, self.folder, feeds, names, mode=Mode.ROUNDED).values
-        except OracleError as error:
-            raise OracleError(f"{error}; ONNX Runtime does not load the model: {self.refusal}") from error
-        types = {output.name: output.type.tensor_type.elem_type for output in self.model.graph.output}
-        return [values[name].astype(helper.tensor_dtype_to_np_dtype(types[name])) for name in names]
-
-    def truth(
-        self,
-        feeds: Mapping[str, Array],
-        expected: Mapping[str, Array],
-        *,
-        plausible: bool = True,
-        narrow: bool = False,
-    ) -> tuple[dict[str, Truth], str | None]:
-        """The outputs `expected` in double precision; without them, the reason.
-
-        `plausible`: results that are further from `expected` than rounding explains are none. `narrow`: `rounded` is
-        with operands in bfloat16. Where products permit it, it is with left operands in bytes in any case.
-        """
-        try:
-            exact = self._evaluation(feeds, expected, Mode.RANGE)
-            half = has_half(self.model)
-            real = self._evaluation(feeds, expected, Mode.UNBOUNDED).values if exact.overflowed else {}
-            unbounded = real if any(kind.itemsize == HALF_BYTES for kind in exact.overflowed) else {}
-            rounded: Mapping[str, Array] = {}
-            if narrow:
-                rounded = self._evaluation(feeds, expected, Mode.OPERANDS).values
-            elif not half and permits(self.model):
-                rounded = self._evaluation(feeds, expected, Mode.BYTES).values
-            elif half and self.session is None:
-                rounded = {name: _wide(value) for name, value in expected.items()}
-            elif half:
-                rounded = self._evaluation(feeds, expected, Mode.ROUNDED).values
-        except OracleError as error:
-            return {}, str(error)
-        found: dict[str, Truth] = {}
-        for name, value in expected.items():
-            truth = Truth(exact.values[name], exact.longest, rounded.get(name), unbounded.get(name), real.get(name))
-            if truth.value.shape != value.shape:
-                shape = truth.value.shape
-                return {}, f"output {name!r} has shape {shape} in onnx.reference, {value.shape} in ONNX Runtime"
-            known = [t for t in (truth.value, truth.unbounded, truth.rounded) if t is not None]
-            if (
-                plausible
-                and not any(is_rounding(value, t) for t in known)
-                and not is_rounding(value, truth.value, step=self._step(feeds, name, truth.value))
-            ):
-                return {}, f"onnx.reference and ONNX Runtime disagree on output {name!r} by more than rounding"
-            found[name] = truth
-        return found, None
-
-    def _step(self, feeds: Mapping[str, Array], name: str, exact: Array) -> float:
-        """How far the coarse Sigmoid of ONNX Runtime may move most elements of an output, however small these are."""
-        model = inliner.inline_local_functions(self.model) if self.model.functions else self.model
-        if not any(node.op_type == "Sigmoid" for node in model.graph.node):
-            return 0.0
-        moved = self._evaluation(feeds, {name: exact}, Mode.STEPPED).values[name]
-        return float(np.median(np.abs(np.where(np.isfinite(moved) & np.isfinite(exact), moved - exact, 0.0))))
-
-    def defines(self, feeds: Mapping[str, Array], names: Sequence[str]) -> bool:
-        """Whether the standard gives the outputs a meaning: ONNX Runtime also takes some shapes that do not fit."""
-        try:
-            self._evaluation(feeds, dict.fromkeys(names, np.empty(0)), Mode.RANGE)
-        except OracleError:
-            return False
-        return True
-
-    def moved(self, feeds: Mapping[str, Array], names: Sequence[str], seed: int) -> dict[str, Array]:
-        """The outputs `names` on float inputs that are moved by up to one rounding, rounded like `Truth.rounded`."""
-        rng = np.random.default_rng(seed)
-        moved: dict[str, Array] = {}
-        for name, value in feeds.items():
-            unit = UNIT_ROUNDOFF.get(value.dtype)
-            factor = 1.0 if unit is None else 1 + 2 * unit * rng.uniform(-1, 1, value.shape)
-            moved[name] = value if unit is None else np.asarray(value.astype(np.float64) * factor, value.dtype)
-        if has_half(self.model):
-            return dict(evaluate(self.model, self.folder, moved, names, mode=Mode.ROUNDED).values)
-        return dict(zip(names, self.run(names, moved), strict=True))
-
-    def drift(self, feeds: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple[dict[str, float], str | None]:
-        """How far rounding alone moves each output of a model that quantises; without that, the reason.
-
-        The larger of two samples: the model in double precision, and on float inputs that are moved by NUDGE.
-        """
-        truth, reason = self.truth(feeds, expected, plausible=False)
-        found = {name: drift_of(value, truth[name].value) for name, value in expected.items() if name in truth}
-        rng = np.random.default_rng(0)
-        nudged = {
-            name: np.asarray(value * (1 + NUDGE * rng.uniform(-1, 1, value.shape)), value.dtype)
-            if value.dtype == np.float32
-            else value
-            for name, value in feeds.items()
-        }
-        if any(nudged[name] is not value for name, value in feeds.items()):
-            for name, value in zip(expected, self.run(list(expected), nudged), strict=True):
-                found[name] = max(found.get(name, 0.0), drift_of(expected[name], value))
-        return found, None if found else reason
-
-    def _evaluation(self, feeds: Mapping[str, Array], expected: Mapping[str, Array], mode: Mode) -> Evaluation:
-        return evaluate(self.model, self.folder, feeds, tuple(expected), mode=mode)
-
-
-def _wide(value: Array) -> Array:
-    return value.astype(np.float64) if value.dtype in UNIT_ROUNDOFF else value
-
-
 def _run(
     run: Callable[[Mapping[str, Array]], list[Array]], names: Sequence[str], case: _Case, what: str
 ) -> dict[str, Array]:
@@ -564,20 +426,6 @@ def _run(
     except Exception as error:
         raise VerifyError(f"{what} fails at {case.label}: {error}") from error
     return dict(zip(names, values, strict=True))
-
-
-def _session(source: str | bytes, folder: Path) -> ort.InferenceSession:
-    options = _options()
-    if isinstance(source, bytes):
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
-def _options() -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = QUIET
-    return options
 
 
 def _worse(a: OutputError | None, b: OutputError) -> OutputError:

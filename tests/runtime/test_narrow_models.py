@@ -1,5 +1,6 @@
 """`--precision bf16` from file to result: what is rounded, what that costs, and that a wrong kernel is still found."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -10,9 +11,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from models import bert, regions
-from models.graph import write
+from models.graph import GraphWriter, write
 from runtime import inputs
 from runtime.compile import CompileError
+from runtime.compile import optimize as compile_model
+from runtime.options import Options
+from runtime.original import Original
 from runtime.session import DOMAIN, load
 from runtime.verify import verify
 from tilefuse import Report, optimize
@@ -101,6 +105,65 @@ def test_positions_times_frequencies_stay_exact(tmp_path: Path) -> None:
     (got,) = load(tmp_path / "b.onnx").run(None, {"positions": x})
     want = np.sin(x.astype(np.float64) @ numpy_helper.to_array(frequencies).astype(np.float64))
     np.testing.assert_allclose(np.asarray(got), want, rtol=0, atol=2e-4)
+
+
+def bucketed(*, unknown: bool = False) -> onnx.ModelProto:
+    """x W and, for each row, one of a table: row 10 is 10 * 0.7, which is 7 in float32 and less in double precision.
+
+    `unknown`: an operator comes after them that onnx.reference does not know.
+    """
+    g = GraphWriter(17)
+    x = g.input("x", np.float32, ("n", 64))
+    rows = g.op("Squeeze", g.op("Shape", x, start=0, end=1), g.constant([0]))
+    order = g.op("Cast", g.op("Range", g.constant(np.int64(0)), rows, g.constant(np.int64(1))), to=TensorProto.FLOAT)
+    bucket = g.op("Cast", g.op("Mul", order, g.constant(np.float32(0.7))), to=TensorProto.INT64)
+    table = g.op("Gather", g.normal((200, 48), std=10.0), bucket)
+    y = g.op("Add", g.op("MatMul", x, g.normal((64, 48), std=1.0)), table)
+    if unknown:
+        y = g.op("Squeeze", g.op("ExpandDims", y, g.constant(np.int32(0)), domain="com.microsoft"), g.constant([0]))
+    g.op("Identity", y, out="y")
+    g.output("y", np.float32, ("n", 48))
+    model = g.finish()
+    if unknown:
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return model
+
+
+def test_what_rounding_decides_is_in_double_precision_what_the_original_decided(tmp_path: Path) -> None:
+    model = bucketed()
+    original = Original.of(model, model.SerializeToString(), tmp_path)
+    x = np.random.default_rng(0).standard_normal((21, 64), dtype=np.float32)
+    (expected,) = original.run(["y"], {"x": x})
+    found, reason = original.truth({"x": x}, {"y": expected}, decided=original.decisions({"x": x}))
+    assert reason is None
+    table, weight = (numpy_helper.to_array(t) for t in model.graph.initializer if 48 in t.dims)
+    rows = (np.arange(21, dtype=np.float32) * np.float32(0.7)).astype(np.int64)
+    assert rows[10] == 7 > 10 * float(np.float32(0.7))
+    exact = x.astype(np.float64) @ weight.astype(np.float64) + table[rows]
+    np.testing.assert_allclose(found["y"].value, exact, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("unknown", [False, True], ids=["decided by rounding", "unknown operator"])
+def test_no_kernel_is_blamed_for_what_double_precision_does_not_tell(unknown: bool, tmp_path: Path) -> None:
+    original, fused = write(bucketed(unknown=unknown), tmp_path / "model.onnx"), tmp_path / "fused.onnx"
+    report = compile_model(
+        original,
+        fused,
+        options=replace(Options.from_environment(), fuse_all=True, precision="bf16"),
+        progress=lambda _: None,
+    )
+    assert "contraction" in [region.kind for region in report.regions]
+    assert not report.faults
+    verdict = verify(original, fused)
+    assert verdict.ok
+    assert (verdict.unmeasured is not None) == unknown
+    wrong = onnx.load(fused)
+    for tensor in wrong.graph.initializer:
+        if tensor.data_type == TensorProto.BFLOAT16:
+            tensor.raw_data = bytes(len(tensor.raw_data))
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    (tmp_path / "wrong.so").write_bytes(fused.with_suffix(".so").read_bytes())
+    assert not verify(original, tmp_path / "wrong.onnx").ok
 
 
 def test_older_opsets_are_refused_with_what_to_do(tmp_path: Path) -> None:
