@@ -3,7 +3,9 @@
 Comes in: a loop program. Goes out: the same, where products of floats over their whole depth that only one pointwise
 loop reads have become a loop over panels and strips of rows: a few register tiles are summed, then finished. Sums of
 a whole block would leave the first cache before they are finished, and stores of a whole block's results, which miss
-it, come faster than they drain; those of a strip drain while the next one is multiplied.
+it, come faster than they drain; those of a strip drain while the next one is multiplied. Where they miss the second
+cache, too, they do not, so that a strip asks for the lines that the next one stores: on a Zen 5 768 → 3072 with a GELU
+in bfloat16 takes 0.974 to 0.984 of the time with 512 and 1,024 rows, as long with 128.
 """
 
 from collections.abc import Iterator
@@ -11,8 +13,9 @@ from dataclasses import replace
 
 from tilecore.blocks import finished_products
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Var, binary, const, rewrite, select, substitute
+from tilecore.contract.expr import Expr, Load, Var, binary, const, loads, rewrite, select, substitute
 from tilecore.contract.panel import PANEL
+from tilecore.graph import split_affine
 from tilecore.loops import (
     Blocks,
     Branch,
@@ -26,6 +29,7 @@ from tilecore.loops import (
     Operand,
     Put,
     Repeat,
+    Touch,
     VectorLoop,
 )
 from tilecore.target import Target
@@ -115,9 +119,24 @@ def _strips(blocks: Blocks, target: Target, made: dict[Memory, Memory]) -> Loop:
         )
         for mma in blocks.products
     )
-    finish = VectorLoop(blocks.column, columns, tuple(part_of(part) for part in blocks.body))
+    vectors = VectorLoop(blocks.column, columns, tuple(part_of(part) for part in blocks.body))
+    more, last = binary("lt", strip + 1, count), binary("floordiv", first.columns - 1, step)
+    after: dict[Expr, Expr] = {
+        strip: select(more, strip + 1, const(0)),
+        panels: select(more, panels, binary("min", panels + 1, last)),  # not beyond: those lines are another core's
+    }
+    finish = replace(vectors, ahead=tuple(_results(vectors, after)))
     each = Loop(blocks.row, const(0), rows, (finish,), 1, blocks.span)
     body = (Let(rows, tall), *products, each)
     return Loop(
         panels, const(0), binary("floordiv", first.columns + step - 1, step), (Loop(strip, const(0), count, body),)
     )
+
+
+def _results(loop: VectorLoop, after: dict[Expr, Expr]) -> Iterator[Touch]:
+    """The lines that `loop` will store at where `after` says."""
+    for part in loop.body:
+        if isinstance(part, Put) and part.memory.kind == "output" and not loads(part.offset):
+            step, _ = split_affine(part.offset, loop.var)
+            if step == const(1):
+                yield Touch(part.memory, substitute(part.offset, after), write=True)

@@ -1,4 +1,4 @@
-/* FusedGolden_f556df9ffbcd: matmul for x86-64-v3 */
+/* FusedGolden_921aa5587817: matmul for x86-64-v3 */
 #include "tile_kernel.h"
 #include "tile_cpu.h"
 #include "tile_host.h"
@@ -46,6 +46,7 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
         const int64_t t31 = t29 + t30;
         const int64_t t37 = 0 * 1024;
         const int64_t t39 = n_4 * 3072;
+        const int64_t t47 = floordiv_i64(47, t18);
         for (int64_t panels_21 = 0; panels_21 < t20; panels_21 += 1) {
             const int64_t t34 = panels_21 * t18;
             const int64_t t35 = (t34 >> 4);
@@ -55,9 +56,11 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
             const int64_t t41 = t34 * -1;
             const int64_t t42 = t41 + 48;
             const int64_t t43 = min_i64(t18, t42);
-            const int64_t t48 = t34 + t13;
-            const int64_t t52 = t34 + t11;
-            const int64_t t53 = t52 + t13;
+            const int64_t t46 = panels_21 + 1;
+            const int64_t t48 = min_i64(t46, t47);
+            const int64_t t60 = t34 + t13;
+            const int64_t t64 = t34 + t11;
+            const int64_t t65 = t64 + t13;
             for (int64_t strip_22 = 0; strip_22 < 1; strip_22 += 1) {
                 const int64_t t23 = strip_22 + 1;
                 const int32_t t24 = t23 < 1;
@@ -68,27 +71,37 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
                 const int64_t t32 = strip_22 * 1536;
                 const int64_t t33 = t31 + t32;
                 tile_product_x86_64_v3(input0 + t33, 64, 1, input1 + t40, 1024, s_c + 0, 32, t27, t43, 64, 1, t28, t8); // matmul.py:46
-                const int64_t t56 = strip_22 * 1152;
+                const int64_t t49 = t24 ? panels_21 : t48;
+                const int64_t t50 = t49 * t18;
+                const int64_t t51 = t24 ? t23 : 0;
+                const int64_t t52 = t51 * 1152;
+                const int64_t t53 = t50 + t52;
+                const int64_t t54 = t53 + t11;
+                const int64_t t55 = t54 + t13;
+                const int64_t t67 = strip_22 * 1152;
                 for (int64_t row_of_block_44 = 0; row_of_block_44 < t27; row_of_block_44 += 1) {
                     int64_t j45 = 0;
-                    const int64_t t46 = row_of_block_44 * 32;
-                    const int64_t t54 = row_of_block_44 * 48;
-                    const int64_t t55 = t53 + t54;
+                    const int64_t t56 = row_of_block_44 * 48;
                     const int64_t t57 = t55 + t56;
+                    const int64_t t58 = row_of_block_44 * 32;
+                    const int64_t t66 = t65 + t56;
+                    const int64_t t68 = t66 + t67;
                     for (; j45 + 8 <= t43; j45 += 8) {
-                        const f32v v47 = load_f32(s_c + t46 + j45);
-                        const f32v v49 = load_f32(input2 + t48 + j45);
-                        const f32v v50 = v47 + v49;
-                        const f32v v51 = gelu_f32(v50);
-                        store_f32(output0 + t57 + j45, v51); // matmul.py:53
+                        __builtin_prefetch(output0 + t57 + j45, 1);
+                        const f32v v59 = load_f32(s_c + t58 + j45);
+                        const f32v v61 = load_f32(input2 + t60 + j45);
+                        const f32v v62 = v59 + v61;
+                        const f32v v63 = gelu_f32(v62);
+                        store_f32(output0 + t68 + j45, v63); // matmul.py:53
                     }
                     if (j45 < t43) {
-                        const i32v m58 = lanes_below(t43 - j45);
-                        const f32v v59 = load_f32(s_c + t46 + j45);
-                        const f32v v60 = load_masked_f32(input2 + t48 + j45, m58);
-                        const f32v v61 = v59 + v60;
-                        const f32v v62 = gelu_f32(v61);
-                        store_masked_f32(output0 + t57 + j45, m58, v62); // matmul.py:53
+                        __builtin_prefetch(output0 + t57 + j45, 1);
+                        const i32v m69 = lanes_below(t43 - j45);
+                        const f32v v70 = load_f32(s_c + t58 + j45);
+                        const f32v v71 = load_masked_f32(input2 + t60 + j45, m69);
+                        const f32v v72 = v70 + v71;
+                        const f32v v73 = gelu_f32(v72);
+                        store_masked_f32(output0 + t68 + j45, m69, v73); // matmul.py:53
                     }
                 }
             }
@@ -141,7 +154,7 @@ static void shape(const int64_t* symbols, int32_t output, int64_t* dims) {
 static const int32_t input_types[] = {1, 1, 1};
 static const tile_dim dims_0[] = {{TILE_DIM_INPUT, 0, 0, 0}, {TILE_DIM_CONST, 0, 0, 48}};
 static const tile_output tile_outputs[] = {{1, 2, dims_0}};
-const tile_kernel tile_kernel_FusedGolden_f556df9ffbcd_x86_64_v3 = {
-    "FusedGolden_f556df9ffbcd", 3, 1, input_types, tile_outputs,
+const tile_kernel tile_kernel_FusedGolden_921aa5587817_x86_64_v3 = {
+    "FusedGolden_921aa5587817", 3, 1, input_types, tile_outputs,
     bind, shape, tasks, group, scratch_size, work, run, NULL,
 };

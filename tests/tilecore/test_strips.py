@@ -13,12 +13,12 @@ from tilecore.blocks import finish_in_blocks
 from tilecore.call import load_kernel, load_native, poisoned
 from tilecore.compile import compile_spec, plan_of, prepare
 from tilecore.contract.evaluate import Evaluator
-from tilecore.contract.expr import const, substitute, variables
+from tilecore.contract.expr import Expr, const, substitute, variables
 from tilecore.contract.narrow import narrowed
 from tilecore.contract.panel import pack, pack_groups
 from tilecore.contract.spec import ContractionSpec, Spec
 from tilecore.library import kernel_for
-from tilecore.loops import LoopProgram, Mma, Once, loop_statements
+from tilecore.loops import Loop, LoopProgram, Mma, Once, Put, VectorLoop, loop_statements
 from tilecore.lower import lower
 from tilecore.profile import detect_profile, detect_targets, profile_named
 from tilecore.recommend import keeps_left
@@ -72,6 +72,30 @@ def test_strips_of_few_rows_are_wide(rows: int, target: Target) -> None:
     first = substitute(mma.columns, {var: const(0) for var in variables(mma.columns)})
     vectors = max(mma.tile.vectors, FEW_VECTORS) if rows <= FEW_ROWS else mma.tile.vectors
     assert Evaluator({}, {})(first) == vectors * target.lanes
+
+
+@pytest.mark.parametrize("block_n", [64, 128])
+def test_a_strip_asks_for_the_lines_that_the_next_one_stores(block_n: int) -> None:
+    """Down the rows, then to the next panels; after the last ones it stays, as what follows is another task's."""
+    program = program_of(linear(), V4, {**WHOLE, "block_n": block_n})
+    loops = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Loop)]
+    panels, strips = (next(loop for loop in loops if loop.var.name == name) for name in ("panels", "strip"))
+    (finish,) = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, VectorLoop) and stmt.ahead]
+    (touch,), (put,) = finish.ahead, [part for part in finish.body if isinstance(part, Put)]
+    assert touch.write
+    assert touch.memory == put.memory
+    rows, height = 192, STRIP_TILES * products_of(program)[0].tile.rows
+
+    def at(value: Expr, panel: int, strip: int) -> int:
+        where: dict[Expr, Expr] = dict.fromkeys(variables(value), const(0))
+        return int(
+            Evaluator({}, {"M": rows})(substitute(value, {**where, panels.var: const(panel), strips.var: const(strip)}))
+        )
+
+    last, wide = rows // height - 1, block_n // 64 - 1
+    assert at(touch.offset, 0, 0) == at(put.offset, 0, 1)
+    assert at(touch.offset, 0, last) == at(put.offset, min(1, wide), 0)
+    assert at(touch.offset, wide, last) == at(put.offset, wide, 0)
 
 
 def test_a_step_of_a_deeper_sum_is_not() -> None:
