@@ -44,6 +44,7 @@ typedef uint8_t e_u8 __attribute__((vector_size(64)));
 typedef uint16_t e_half __attribute__((vector_size(32)));
 typedef int16_t e_short __attribute__((vector_size(32)));
 typedef int8_t e_byte __attribute__((vector_size(16)));
+typedef int8_t e_bytes __attribute__((vector_size(32)));
 typedef uint8_t e_ubyte __attribute__((vector_size(16)));
 
 /* ---- floats */
@@ -153,6 +154,7 @@ EMULATED __m512i e_cvtepi16_epi32(__m256i v) { return (__m512i)__builtin_convert
 EMULATED __m512i e_cvtepi8_epi32(__m128i v) { return (__m512i)__builtin_convertvector((e_byte)v, e_i32); }
 EMULATED __m512i e_cvtepu8_epi32(__m128i v) { return (__m512i)__builtin_convertvector((e_ubyte)v, e_i32); }
 EMULATED __m256i e_cvtepi32_epi16(__m512i v) { return (__m256i)__builtin_convertvector((e_i32)v, e_short); }
+EMULATED __m256i e_cvtepi16_epi8(__m512i v) { return (__m256i)__builtin_convertvector((e_i16)v, e_bytes); }
 EMULATED __m128i e_cvtepi32_epi8(__m512i v) { return (__m128i)__builtin_convertvector((e_i32)v, e_byte); }
 EMULATED uint16_t e_bf16(float x) { /* to the nearest, ties to even; below 2^-126: 0 */
     uint32_t b;
@@ -176,6 +178,9 @@ EMULATED __m512i e_cvtne2ps_pbh(__m512 high, __m512 low) { return e_join(e_cvtne
 E_HALVES(add_epi8)
 E_HALVES(add_epi16)
 E_HALVES(add_epi32)
+E_HALVES(sub_epi16)
+E_HALVES(min_epi16)
+E_HALVES(max_epi16)
 E_HALVES(madd_epi16)
 E_HALVES(maddubs_epi16)
 E_HALVES(shuffle_epi8)
@@ -235,12 +240,16 @@ EMULATED __m512i e_permutexvar_epi16(__m512i order, __m512i v) {
 #define _mm512_cvtepi8_epi32 e_cvtepi8_epi32
 #define _mm512_cvtepu8_epi32 e_cvtepu8_epi32
 #define _mm512_cvtepi32_epi16 e_cvtepi32_epi16
+#define _mm512_cvtepi16_epi8 e_cvtepi16_epi8
 #define _mm512_cvtepi32_epi8 e_cvtepi32_epi8
 #define _mm512_cvtneps_pbh e_cvtneps_pbh
 #define _mm512_cvtne2ps_pbh e_cvtne2ps_pbh
 #define _mm512_add_epi8 e_add_epi8
 #define _mm512_add_epi16 e_add_epi16
 #define _mm512_add_epi32 e_add_epi32
+#define _mm512_sub_epi16 e_sub_epi16
+#define _mm512_min_epi16 e_min_epi16
+#define _mm512_max_epi16 e_max_epi16
 #define _mm512_madd_epi16 e_madd_epi16
 #define _mm512_maddubs_epi16 e_maddubs_epi16
 #define _mm512_shuffle_epi8 e_shuffle_epi8

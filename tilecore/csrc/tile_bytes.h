@@ -280,39 +280,49 @@ enum { TILE_BYTE_ROWS = 64, TILE_BYTE_DEPTH = 2048, TILE_BYTE_PANELS = 64, TILE_
             store_i32(c + i * ldc + j * TILE_LANES, acc[i][j]);                                                        \
     }
 
+/* to[i] = a[i] − `by` modulo 256, 32 of them. */
+TILE_INLINE void store_level_bytes(uint8_t* to, const int16_t* a, words by) {
+#if defined(__AVX512BW__)
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi16_epi8(_mm512_sub_epi16(_mm512_loadu_si512(a), by)));
+#else
+    const __m256i low = _mm256_set1_epi16(255);
+    const __m256i x = _mm256_sub_epi16(_mm256_loadu_si256((const __m256i*)a), by);
+    const __m256i y = _mm256_sub_epi16(_mm256_loadu_si256((const __m256i*)(a + 16)), by);
+    const __m256i bytes = _mm256_packus_epi16(_mm256_and_si256(x, low), _mm256_and_si256(y, low)); /* in halves */
+    _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(bytes, 0xd8));
+#endif
+}
+/* The least of all 16 bits, as numbers without a sign. */
+TILE_INLINE uint16_t least_word(words x) {
+    __m128i part[sizeof x / sizeof(__m128i)];
+    memcpy(part, &x, sizeof x);
+    TILE_UNROLL for (size_t i = 1; i < sizeof x / sizeof *part; i++) part[0] = _mm_min_epu16(part[0], part[i]);
+    return (uint16_t)_mm_cvtsi128_si32(_mm_minpos_epu16(part[0]));
+}
+
 /* `to` = a − `shift` of a row, in bytes from 0 to 255, or −128 to 127 where `wanted` is −128; 0 up to whole vectors past
  * `depth`. Whether they fit. */
 static inline int level_bytes(const int16_t* a, int64_t depth, uint8_t* to, int32_t wanted, int32_t* shift) {
-    __m256i low = _mm256_set1_epi16(a[0]), high = low;
+    enum { EACH = sizeof(words) / sizeof *a };
+    words low = TILE_WORDS(set1_epi16)(a[0]), high = low, lower = low, higher = low;
     int64_t k = 0;
-    __m256i lower = low, higher = low;
-    for (; k + 32 <= depth; k += 32) {
-        const __m256i x = _mm256_loadu_si256((const __m256i*)(a + k)), y = _mm256_loadu_si256((const __m256i*)(a + k + 16));
-        low = _mm256_min_epi16(low, x), lower = _mm256_min_epi16(lower, y);
-        high = _mm256_max_epi16(high, x), higher = _mm256_max_epi16(higher, y);
+    for (; k + 2 * EACH <= depth; k += 2 * EACH) {
+        const words x = TILE_LOAD_WORDS(a + k), y = TILE_LOAD_WORDS(a + k + EACH);
+        low = TILE_WORDS(min_epi16)(low, x), lower = TILE_WORDS(min_epi16)(lower, y);
+        high = TILE_WORDS(max_epi16)(high, x), higher = TILE_WORDS(max_epi16)(higher, y);
     }
-    low = _mm256_min_epi16(low, lower), high = _mm256_max_epi16(high, higher);
-    int16_t lows[16], highs[16];
-    memcpy(lows, &low, sizeof lows);
-    memcpy(highs, &high, sizeof highs);
-    int32_t least = a[0], most = a[0];
-    for (int i = 0; i < 16; i++) {
-        least = lows[i] < least ? lows[i] : least;
-        most = highs[i] > most ? highs[i] : most;
-    }
-    for (int64_t i = k; i < depth; i++) {
-        least = a[i] < least ? a[i] : least;
-        most = a[i] > most ? a[i] : most;
+    low = TILE_WORDS(min_epi16)(low, lower), high = TILE_WORDS(max_epi16)(high, higher);
+    const words least_16 = TILE_WORDS(set1_epi16)(INT16_MIN), most_16 = TILE_WORDS(set1_epi16)(INT16_MAX);
+    int32_t least = INT16_MIN + least_word(TILE_WORDS(sub_epi16)(low, least_16));
+    int32_t most = INT16_MAX - least_word(TILE_WORDS(sub_epi16)(most_16, high));
+    for (; k < depth; k++) {
+        least = a[k] < least ? a[k] : least;
+        most = a[k] > most ? a[k] : most;
     }
     if (most - least > 255) return 0;
     *shift = least - wanted;
-    const __m256i base = _mm256_set1_epi16((int16_t)least), flip = _mm256_set1_epi8(wanted ? (char)0x80 : 0);
-    for (k = 0; k + 32 <= depth; k += 32) {
-        const __m256i x = _mm256_sub_epi16(_mm256_loadu_si256((const __m256i*)(a + k)), base);
-        const __m256i y = _mm256_sub_epi16(_mm256_loadu_si256((const __m256i*)(a + k + 16)), base);
-        const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(x, y), 0xd8); /* packed in halves */
-        _mm256_storeu_si256((__m256i*)(to + k), _mm256_xor_si256(bytes, flip)); /* 0 to 255, or that less 128 */
-    }
+    const words by = TILE_WORDS(set1_epi16)((int16_t)*shift); /* modulo 2^16, of which a byte is left */
+    for (k = 0; k + 32 <= depth; k += 32) store_level_bytes(to + k, a + k, by);
     for (; k < depth; k++) to[k] = (uint8_t)(a[k] - *shift);
     for (; k % 64; k++) to[k] = 0;
     return 1;
