@@ -31,6 +31,7 @@ from tilecore.contract.expr import (
 )
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
+from tilecore.digits import in_digits
 from tilecore.graph import Axis, TileGraph, buffers_of, depth_axes, gemm_axes, read_within, split_affine
 from tilecore.infer import Plan
 from tilecore.ir import (
@@ -252,7 +253,7 @@ def _elementwise(stmt: Parallel, lowering: Lowering) -> Iterator[LoopStmt]:
     puts = tuple(put_of(store, lowering.addresses, at) for store in stmt.body)
     inner: tuple[LoopStmt, ...] = puts
     if vector is not None:
-        inner = (_vector(live[vector], puts),)
+        inner = (in_digits(_vector(live[vector], puts)),)
     for axis in reversed(stmt.axes):
         if axis != vector:
             inner = (_loop(live[axis], inner),)
@@ -280,7 +281,7 @@ def _fill(stmt: Fill, lowering: Lowering) -> Iterator[LoopStmt]:
 
 
 def _nest(axes: tuple[Var, ...], put: Put) -> LoopStmt:
-    inner: LoopStmt = _vector(axes[-1], (put,))
+    inner: LoopStmt = in_digits(_vector(axes[-1], (put,)))
     for axis in reversed(axes[:-1]):
         inner = _loop(axis, (inner,))
     return inner
