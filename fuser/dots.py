@@ -1,8 +1,8 @@
 """Every operator that multiplies and sums over an axis, in one form: out[o…] = Σ_k left[…] · right[…], then a tail.
 
 Comes in: a node. Goes out: a `Dot`, which says where element (o…, k) of either operand is and what is done with the
-sum. MatMul of any rank, Gemm, FusedMatMul, two-operand Einsum and 1×1 Conv are Dots, and so are the operators that
-multiply quantised integers: their operands are levels, their sum is an integer, their tail scales it.
+sum. MatMul of any rank, Gemm, FusedMatMul, two-operand Einsum and Conv of one group are Dots, and so are the operators
+that multiply quantised integers: their operands are levels, their sum is an integer, their tail scales it.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,9 @@ from fuser.element import (
 )
 from fuser.quantized import level, requantized
 from fuser.shapes import Shapes
+from fuser.windows import windows_of
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Var, cast, const
+from tilecore.contract.expr import Expr, Var, cast, const, nonnegative, select
 from tilecore.contract.narrow import is_deep
 from tilecore.contract.panel import packed_level
 
@@ -59,6 +60,7 @@ class Dot:
     zeros: tuple[Zero | None, Zero | None] = (None, None)  # of integer operands: their zero points
     integer: bool = False  # operands are levels that are summed as 32-bit integers
     decode: Decode | None = None  # the right operand's element (k, n), where `right` stores it in another form
+    inside: Callable[[Index], Expr] | None = None  # whether an index of the left operand is an element; others are 0
     byte_block: int = 0  # a licence to round the left operand to bytes in blocks of so many steps of the sum
 
     def read(self, side: int, at: At, index: Index) -> Expr:
@@ -66,10 +68,12 @@ class Dot:
         if side and self.decode is not None:
             return self.decode(at, index)
         element = at(self.right if side else self.left, index)
-        if not self.integer:
+        if self.integer:
+            zero = self.zeros[side]
+            element = level(element, None if zero is None else at(zero.value, zero.at(index)))
+        if side or self.inside is None:
             return element
-        zero = self.zeros[side]
-        return level(element, None if zero is None else at(zero.value, zero.at(index)))
+        return select(self.inside(index), element, const(element.dtype.row.numpy.type(0).item(), element.dtype))
 
     @property
     def out(self) -> ir.Value:
@@ -181,24 +185,19 @@ def _conv(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
 
 
 def _conv_of(node: ir.Node, shapes: Shapes, image: ir.Value, weight: ir.Value, finish: Tail) -> Dot:
+    """Σ over taps and channels. What there is more of runs fastest: channels, or places along the last axis."""
     x, w = shape_of(image, shapes), shape_of(weight, shapes)
-    spatial = len(x) - 2
-    ones = all(dim == ONE for dim in w[2:])
-    steps = all(int(s) == 1 for s in attribute(node, "strides", (1,) * spatial))
-    pads = all(int(p) == 0 for p in attribute(node, "pads", (0,) * (2 * spatial)))
-    auto = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
-    if not (ones and steps and pads and auto) or int(attribute(node, "group", 1)) != 1:
-        raise LiftError(
-            f"{node.op_type} {node.name!r} is not a 1×1 convolution of stride 1 without groups and padding",
-            node=node,
-            advice="nothing to do: ONNX Runtime runs spatial convolutions; patches that do not overlap could be a "
-            "Reshape and a MatMul",
-        )
+    windows = windows_of(node, x, w, shape_of(node.outputs[0], shapes))
+    channels_last = nonnegative(x[1] - w[-1])
+    inner = (*w[2:], x[1]) if channels_last else (x[1], *w[2:])
 
     def locate(o: Index, k: Expr) -> tuple[Index, Index]:
-        return (o[0], k, *o[2:]), (o[1], k, *(ZERO for _ in w[2:]))
+        digits = unflatten(k, inner)
+        channel, taps = (digits[-1], digits[:-1]) if channels_last else (digits[0], digits[1:])
+        return (o[0], channel, *windows.places(o[2:], taps)), (o[1], channel, *taps)
 
-    return Dot(node, image, weight, x[1], locate, finish)
+    depth = flatten(tuple(dim - 1 for dim in inner), inner) + 1
+    return Dot(node, image, weight, depth, locate, finish, inside=lambda index: windows.inside(index[2:]))
 
 
 def _einsum(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
@@ -293,14 +292,14 @@ def _qlinear_matmul(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
 
 
 def _conv_integer(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
-    """ConvInteger of 1×1: the sum itself."""
+    """ConvInteger: the sum itself."""
     image, weight = _inputs(node, 2)
     plain = _conv_of(node, shapes, image, weight, lambda acc, index, at: acc)
     return replace(plain, integer=True, zeros=(_zero(node, 2, shapes, image, 1), _zero(node, 3, shapes, weight, 0)))
 
 
 def _qlinear_conv(node: ir.Node, shapes: Shapes, dtype: DType) -> Dot:
-    """QLinearConv of 1×1: (X, scale, zero), (W, scale, zero), scale and zero of the result, bias as a sum."""
+    """QLinearConv: (X, scale, zero), (W, scale, zero), scale and zero of the result, bias as a sum."""
     found = _inputs(node, 8)
     image, weight = found[0], found[3]
     bias = node.inputs[8] if len(node.inputs) > 8 else None

@@ -127,11 +127,12 @@ def packing(region: Region, index: int) -> Packing:
     rows, columns = (_size(axis) for axis in view.axes[-2:])
     found = panel.rows_of(load, view)
     if found is not None:
-        order = (1, 0) if found.by_column else (0, 1)
-        matrix = (found.count, found.columns)
-        return Packing(
-            shape, *matrix, matrix, order, load.dtype, panel.group_of(load, view, byte_block_of(region.spec))
-        )
+        turned = found.turned > 1
+        of_rows = (found.turned, found.count // found.turned) if turned else (found.count,)
+        order = (1, 0) if turned else (0,)
+        order = (len(of_rows), *order) if found.by_column else (*order, len(of_rows))
+        group = panel.group_of(load, view, byte_block_of(region.spec))
+        return Packing(shape, found.count, found.columns, (*of_rows, found.columns), order, load.dtype, group)
     if rows * columns != int(np.prod(shape, dtype=np.int64)):
         raise PackingError(
             f"{value.name!r} is {shape}; the matrix that is read of it is {rows}×{columns}, not all of it"

@@ -64,7 +64,7 @@ LEFT_ALONE: dict[tuple[str, str], tuple[str, str, str]] = {
 NEAR = 8  # contractions after one that are looked at as its siblings
 ADVICE: dict[str, str] = {  # what would make a region, by the kind that was looked for
     "attention": "express {failed} in operators that read or move single elements (pointwise work, changes of layout)",
-    "contraction": "express {failed} as a MatMul, Gemm, two-operand Einsum or 1×1 Conv of floats",
+    "contraction": "express {failed} as a MatMul, Gemm, two-operand Einsum or Conv of one group, of floats",
     "scan": "write a step as arithmetic, contractions and reductions on states and inputs; {failed} is not",
     "row": "express {failed} as Reduce operators or a normalisation over whole rows, with pointwise work around it",
 }

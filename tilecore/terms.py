@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Expr, Load, Op, Var, loads, variables, walk
+from tilecore.contract.expr import Expr, Load, Op, Var, const, loads, substitute, variables, walk
 from tilecore.contract.panel import PANEL, rows_of
 from tilecore.contract.spec import (
     AttentionSpec,
@@ -171,6 +171,7 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
     unpacked = 0 if integer or spec.byte_block else depth * columns * sum(_computed(view) for view in stored)
     streamed = batch * unpacked * -(-rows // max(ROWS)) if rows <= FEW_ROWS else 0
     left = 0 if isinstance(spec.a.value, Load) and _follows(spec.a.value.index, spec.a.axes[2]) else rows * depth
+    gathered = rows * depth if _is_gathered(spec.a) else 0  # once: a left operand that is computed is kept
     epilogue = sum(operation_count(result.value) + 1 for result in spec.outputs)
     scattered = sum(not _follows(result.place.index, result.place.axes[2]) for result in spec.outputs)
     products = batch * rows * width * depth * count / _rate(DType.I16 if integer else spec.a.dtype, machine) / clock
@@ -187,10 +188,24 @@ def _contraction(spec: ContractionSpec, config: Mapping[str, int], machine: Mach
         "contraction unpacking": 0.0 if streamed else batch * tiles * unpacked / lanes / clock,
         "contraction left": batch * left * -(-columns // config["block_n"]) / lanes / clock,
         "contraction epilogue": batch * rows * width * epilogue / lanes / clock,
-        "contraction scattered": batch * rows * columns * scattered / clock,
+        "contraction scattered": batch * (rows * columns * scattered + gathered) / clock,
         **_traffic("contraction", _moved(spec, machine), machine),
         **_traffic("contraction weights", weights, machine, share=batch),
     }  # fmt: skip
+
+
+def _is_gathered(view: View) -> bool:
+    """Whether a computed left operand is made of elements that do not lie side by side along the depth."""
+    depth = view.axes[2]
+
+    def step(index: Expr) -> Expr:
+        return substitute(index, {depth: const(1)}) - substitute(index, {depth: const(0)})
+
+    def in_runs(load: Load) -> bool:
+        *outer, last = (step(index) for index in load.index)
+        return all(moved == const(0) for moved in outer) and last in (const(0), const(1))
+
+    return not isinstance(view.value, Load) and not all(in_runs(load) for load in loads(view.value) if load.index)
 
 
 def _attention(spec: AttentionSpec, config: Mapping[str, int], machine: Machine) -> Terms:

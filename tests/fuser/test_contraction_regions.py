@@ -103,16 +103,6 @@ def test_convolutions_of_one_pixel(tmp_path: Path) -> None:
     assert extents(only(scan_graph(g, tmp_path)))[2] == "5"
 
 
-def test_larger_convolutions_are_missed_with_a_reason(tmp_path: Path) -> None:
-    g = GraphWriter(17)
-    x = g.input("x", np.float32, ("batch", 6, 5, 5))
-    g.op("Conv", x, g.normal((5, 6, 3, 3), std=1), out="y")
-    g.output("y", np.float32, ("batch", 5, 3, 3))
-    (miss,) = scan_graph(g, tmp_path).misses
-    assert miss.kind == "contraction"
-    assert "not a 1×1 convolution" in miss.reason
-
-
 def test_f64_is_missed_with_a_reason(tmp_path: Path) -> None:
     g = GraphWriter(17)
     x = g.input("x", np.float64, ("seq", 8))

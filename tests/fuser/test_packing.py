@@ -49,6 +49,8 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], list[str], list[str]]] = {
     "split heads": ((K, 4, 5), ["k", "n // 5", "n % 5"], ["k", "n // 5", "n % 5"]),
     "heads and rows swapped": ((5, K, 4), ["n % 5", "k", "n // 5"], ["n % 5", "k", "n // 5"]),
     "flat": ((K * N,), ["k * 20 + n"], ["k * 20 + n"]),
+    "taps and channels turned": ((N, 4, 3), ["n", "k % 4", "k // 4"], ["n", "k % 4", "k // 4"]),
+    "turned, columns last": ((4, 3, N), ["k % 4", "k // 4", "n"], ["k % 4", "k // 4", "n"]),
     "split rows": ((3, N, 4), ["k // 4", "n", "k % 4"], ["k // 4", "n", "k % 4"]),
 }
 

@@ -20,7 +20,6 @@ from tilecore.contract.expr import (
     Expr,
     Load,
     Op,
-    Var,
     binary,
     cast,
     const,
@@ -39,6 +38,8 @@ class Rows:
     """A constant as a matrix [count, columns] that a view reads at row `at` (of k) and column `start` + n.
 
     `by_column`: the constant has the columns first, as a transposed weight does. `start` is where a panel begins.
+    `turned`: rows of the constant have two digits that `at` has the other way round, this many of the lower one (the
+    taps of a convolution whose channels are summed first); 1 where they lie in order.
     """
 
     count: int
@@ -46,6 +47,7 @@ class Rows:
     at: Expr
     columns: int
     start: int
+    turned: int = 1
 
 
 def rows_of(load: Load, view: View) -> Rows | None:
@@ -95,12 +97,14 @@ def _rows(flat: Expr, view: View, size: int, by_column: bool, columns: int) -> R
     at = base if by_column else floordiv(base, const(columns))
     if not (by_column or at * columns == base) or not nonnegative(at) or not nonnegative(count - 1 - at):
         return None
-    return Rows(count, by_column, at, columns, start) if _in_order(at, k, int(depth.value)) else None
-
-
-def _in_order(at: Expr, k: Var, depth: int) -> bool:
-    walked = np.broadcast_to(Evaluator({}, {})(at, {k: np.arange(depth)}), (depth,))
-    return depth > 0 and walked[0] == 0 and bool(np.isin(np.diff(walked), (0, 1)).all())
+    walked = np.broadcast_to(Evaluator({}, {})(at, {k: np.arange(int(depth.value))}), (int(depth.value),))
+    if walked[0] == 0 and np.isin(np.diff(walked), (0, 1)).all():
+        return Rows(count, by_column, at, columns, start)
+    turned = int(walked[1]) if count > 1 and depth == const(count) else 0
+    if turned < 1 or count % turned:
+        return None
+    in_turn = np.arange(count).reshape(-1, turned).T.ravel()
+    return Rows(count, by_column, k, columns, start, turned) if np.array_equal(walked, in_turn) else None
 
 
 def packed_level(stored: Expr, position: Expr, bits: int) -> Expr:
