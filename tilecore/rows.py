@@ -28,6 +28,8 @@ def is_row_wise(stmt: Stmt, run: Sequence[Stmt], plan: Plan) -> bool:
     own = _row_class(stmt, plan)
     if own is None or any(own != _row_class(member, plan) for member in run[:1]):
         return False
+    if any(_first_extent(stmt) != _first_extent(member) for member in run[:1]):  # a window into a larger tile
+        return False
     together = (*run, stmt)
     written = {buffer.name for member in together for buffer in buffers_of(member)[1]}
     return all(_own_row_only(member, written) for member in together)
@@ -74,12 +76,17 @@ def lower_rows(run: tuple[Stmt, ...], plan: Plan, addresses: Addresses) -> Itera
         for stmt in run
     )
     if flat:
-        puts = tuple(put for stmt in run for put in _row_statement(stmt, row, plan, addresses) if isinstance(put, Put))
-        yield from _joined([VectorLoop(row, extent, (put,), True) for put in puts])
+        loops = [
+            VectorLoop(row, extent, (put,), not isinstance(stmt, Parallel) or _whole_rows(stmt, stmt.axes[0]))
+            for stmt in run
+            for put in _row_statement(stmt, row, plan, addresses)
+            if isinstance(put, Put)
+        ]
+        yield from _joined(list(loops))
         return
     body = [part for number, stmt in enumerate(run) for part in _row_statement(stmt, row, plan, addresses, number)]
     body = _joined(body)
-    phases = list(in_phases(body, row))
+    phases = list(in_phases(body, row)) if _all_rows(run) else [Phase(tuple(body))]
     alone = run == plan.program.body and len(plan.program.grid) == 1 and len(phases) == 1
     flight = None
     if alone:
@@ -202,14 +209,24 @@ def _parallel(stmt: Parallel, row: Var, plan: Plan, addresses: Addresses) -> Ite
         yield VectorLoop(column, column.extent, puts, _whole_rows(stmt, stmt.axes[1]))
 
 
+def _all_rows(run: Sequence[Stmt]) -> bool:
+    """Whether what a run writes has no rows after those that it walks: vectors of rows reach into what follows them."""
+    stores = (store for stmt in run if isinstance(stmt, Parallel) for store in stmt.body)
+    written = (store.target for store in stores if isinstance(store.target, Buffer))
+    return all(target.shape[0] == _first_extent(run[0]) for target in written)
+
+
 def _keeps(put: Put) -> bool:
     """Whether the store puts back what stands there."""
     return put.value == Load(put.memory, (put.offset,)) and not put.update
 
 
 def _whole_rows(stmt: Parallel, column: Var) -> bool:
-    """Whether every store to a buffer runs along its rows from their start, so that it may run into their padding."""
-    return all(not isinstance(store.target, Buffer) or store.index[-1] == column for store in stmt.body)
+    """Whether every store to a buffer runs along its rows from start to end, so that it may run into their padding."""
+    return all(
+        not isinstance(store.target, Buffer) or (store.index[-1] == column and store.target.shape[-1] == column.extent)
+        for store in stmt.body
+    )
 
 
 def put_of(store: Store, addresses: Addresses, at: dict[Expr, Expr]) -> Put:

@@ -1,0 +1,131 @@
+"""T.Parallel over a part of a tile: what lies beside the part stays what it was. Against numpy, on each target."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilecore
+from tilecore import jitted
+from tilecore import language as T
+from tilecore.jitted import JitKernel
+from tilecore.profile import detect_targets
+
+pytestmark = pytest.mark.cpu
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture(params=detect_targets(), ids=lambda target: target.name)
+def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, object_cache: Path) -> Iterator[Path]:
+    monkeypatch.setattr(jitted, "detect_target", lambda: request.param)
+    yield object_cache
+
+
+def built(kernel: Any, cache: Path, out_idx: int | list[int] = -1) -> JitKernel:
+    return tilecore.compile(kernel, out_idx=out_idx, cache=cache, threads=1)
+
+
+def changing(shape: tuple[int, ...], parts: Sequence[tuple[int, ...]], dtype: str) -> Any:
+    """Each of `parts`, from the first element of every axis on, doubled, and its number added."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor(shape, dtype), B: T.Tensor(shape, dtype)) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            tile = T.alloc_fragment(shape, dtype)
+            T.copy(A, tile)
+            for number, part in enumerate(parts):
+                if len(shape) == 1:
+                    for i in T.Parallel(part[0]):
+                        tile[i] = tile[i] * 2 + number
+                else:
+                    for i, j in T.Parallel(*part):
+                        tile[i, j] = tile[i, j] * 2 + number
+            T.copy(tile, B)
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [
+        ((11,), [(4,)]), ((11,), [(11,), (4,)]), ((33,), [(17,), (33,), (5,)]), ((11, 16), [(11, 16), (4, 16)]),
+        ((11, 16), [(4, 16), (11, 16)]), ((11, 40), [(11, 7)]), ((5, 40), [(3, 7), (5, 7), (3, 40), (5, 17)]),
+    ],
+)  # fmt: skip
+def test_parts_one_after_the_other(
+    cache: Path, shape: tuple[int, ...], parts: Sequence[tuple[int, ...]], dtype: str
+) -> None:
+    array = RNG.integers(-9, 9, shape).astype(dtype)
+    wanted = array.astype(np.int64)
+    for number, part in enumerate(parts):
+        place = tuple(slice(0, size) for size in part)
+        wanted[place] = wanted[place] * 2 + number
+    np.testing.assert_array_equal(built(changing(shape, parts, dtype), cache)(array), wanted.astype(dtype))
+
+
+def test_parts_between_reductions(cache: Path) -> None:
+    """Rows of a part walk with statements of as many rows; one number of a row is stored for as many too."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((21, 40), "float32"), B: T.Tensor((21, 40), "float32"), S: T.Tensor((21,), "float32")):
+        with T.Kernel(T.ceildiv(21, 8)) as m:
+            tile, sums = T.alloc_fragment((8, 40), "float32"), T.alloc_fragment((8,), "float32")
+            T.copy(A[m * 8, 0], tile)
+            T.reduce_sum(tile, sums, dim=1)
+            for i in T.Parallel(3):
+                sums[i] = T.exp(-T.abs(sums[i]))
+            for i, j in T.Parallel(3, 40):
+                tile[i, j] = tile[i, j] * sums[i]
+            for i, j in T.Parallel(8, 9):
+                tile[i, j] = tile[i, j] + sums[i]
+            T.reduce_max(tile, sums, dim=1, clear=False)
+            T.copy(tile, B[m * 8, 0])
+            T.copy(sums, S[m * 8])
+
+    array = RNG.standard_normal((21, 40)).astype(np.float32)
+    values, totals = array.astype(np.float64), np.zeros(21)
+    for first in range(0, 21, 8):
+        rows = values[first : first + 8]
+        sums = rows.sum(1)
+        sums[:3] = np.exp(-np.abs(sums[:3]))
+        rows[:3] *= sums[:3, None]
+        rows[:, :9] += sums[:, None]
+        totals[first : first + 8] = np.maximum(sums, rows.max(1))
+    found, largest = built(kernel, cache, [1, 2])(array)
+    np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(largest, totals, rtol=1e-5, atol=1e-5)
+
+
+def test_parts_beside_products(cache: Path) -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((11, 40), "float32"), B: T.Tensor((40, 20), "float32"), C: T.Tensor((11, 20), "float32")):
+        with T.Kernel(1) as _:
+            a, b = T.alloc_shared((11, 40), "float32"), T.alloc_shared((40, 20), "float32")
+            c = T.alloc_fragment((11, 20), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            for i, j in T.Parallel(11, 9):
+                a[i, j] = 0.0
+            for i, j in T.Parallel(7, 20):
+                b[i, j] = b[i, j] + 1.0
+            T.fill(c, 1.0)
+            for i, j in T.Parallel(2, 5):
+                c[i, j] = 5.0
+            T.gemm(a, b, c)
+            for i, j in T.Parallel(3, 20):
+                c[i, j] = c[i, j] * 2.0
+            for i, j in T.Parallel(11, 3):
+                c[i, j] = c[i, j] + 1.0
+            T.copy(c, C)
+
+    a, b = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 40), (40, 20)))
+    left, right, wanted = a.astype(np.float64), b.astype(np.float64), np.ones((11, 20))
+    left[:, :9], wanted[:2, :5] = 0, 5
+    right[:7] += 1
+    wanted += left @ right
+    wanted[:3] *= 2
+    wanted[:, :3] += 1
+    np.testing.assert_allclose(built(kernel, cache)(a, b), wanted, rtol=1e-5, atol=1e-4)
