@@ -125,15 +125,20 @@ def _step(stmt: Stmt, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None
 
 def _store(store: Store, target: Buffer, around: Parallel, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None:
     new: dict[tuple[str, int], Pad] = {}
+    whole = _is_whole(store, target, around)
     for axis, index in enumerate(store.index):
+        pad: Pad = None
         if isinstance(index, Var) and index in around.axes and store.guard is None:
             own = beyond.class_of(index)
-            new[target.name, axis] = (
-                None if own is None else _value_beyond(store.value, index, beyond.bounds[own], state)
-            )
-        else:
-            new[target.name, axis] = None
+            pad = None if own is None else _value_beyond(store.value, index, beyond.bounds[own], state)
+        new[target.name, axis] = pad if whole or state.get((target.name, axis)) == pad else None
     state.update(new)
+
+
+def _is_whole(store: Store, target: Buffer, around: Parallel) -> bool:
+    """Whether every element of `target` is stored; what is not remains as it was."""
+    walked = [entry for entry in dict.fromkeys(store.index) if isinstance(entry, Var) and entry in around.axes]
+    return [axis.extent for axis in walked] == list(target.shape)
 
 
 def _value_beyond(value: Expr, var: Var, bound: Expr, state: dict[tuple[str, int], Pad]) -> Pad:

@@ -1,6 +1,6 @@
 """T.Parallel over a part of a tile: what lies beside the part stays what it was. Against numpy, on each target."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ RNG = np.random.default_rng(5)
 
 
 @pytest.fixture(params=detect_targets(), ids=lambda target: target.name)
-def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, object_cache: Path) -> Iterator[Path]:
+def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, object_cache: Path) -> Path:
     monkeypatch.setattr(jitted, "detect_target", lambda: request.param)
-    yield object_cache
+    return object_cache
 
 
 def built(kernel: Any, cache: Path, out_idx: int | list[int] = -1) -> JitKernel:
@@ -70,7 +70,9 @@ def test_parts_between_reductions(cache: Path) -> None:
     """Rows of a part walk with statements of as many rows; one number of a row is stored for as many too."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((21, 40), "float32"), B: T.Tensor((21, 40), "float32"), S: T.Tensor((21,), "float32")):
+    def kernel(
+        A: T.Tensor((21, 40), "float32"), B: T.Tensor((21, 40), "float32"), S: T.Tensor((21,), "float32")
+    ) -> None:  # type: ignore[valid-type]
         with T.Kernel(T.ceildiv(21, 8)) as m:
             tile, sums = T.alloc_fragment((8, 40), "float32"), T.alloc_fragment((8,), "float32")
             T.copy(A[m * 8, 0], tile)
@@ -101,7 +103,9 @@ def test_parts_between_reductions(cache: Path) -> None:
 
 def test_parts_beside_products(cache: Path) -> None:
     @T.prim_func
-    def kernel(A: T.Tensor((11, 40), "float32"), B: T.Tensor((40, 20), "float32"), C: T.Tensor((11, 20), "float32")):
+    def kernel(
+        A: T.Tensor((11, 40), "float32"), B: T.Tensor((40, 20), "float32"), C: T.Tensor((11, 20), "float32")
+    ) -> None:  # type: ignore[valid-type]
         with T.Kernel(1) as _:
             a, b = T.alloc_shared((11, 40), "float32"), T.alloc_shared((40, 20), "float32")
             c = T.alloc_fragment((11, 20), "float32")
@@ -129,3 +133,29 @@ def test_parts_beside_products(cache: Path) -> None:
     wanted[:3] *= 2
     wanted[:, :3] += 1
     np.testing.assert_allclose(built(kernel, cache)(a, b), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_a_part_that_is_cleared_says_nothing_of_the_rest(cache: Path) -> None:
+    """What lies behind the data is summed where it is not 0 in every row."""
+
+    @T.prim_func
+    def kernel(X: T.Tensor((4, 11), "float32"), Y: T.Tensor((4, 11), "float32"), S: T.Tensor((4,), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            x, tile = T.alloc_fragment((4, 16), "float32"), T.alloc_fragment((4, 16), "float32")
+            total = T.alloc_fragment((4,), "float32")
+            T.copy(X[0, 0], x)
+            T.fill(tile, 0.25)
+            for i, j in T.Parallel(1, 16):
+                tile[i, j] = 0.0
+            for j in T.Parallel(16):
+                tile[2, j] = 0.0
+            T.reduce_sum(tile, total, dim=1)
+            for i, j in T.Parallel(4, 16):
+                Y[i, j] = x[i, j] + tile[i, j]
+            T.copy(total, S)
+
+    array = RNG.standard_normal((4, 11)).astype(np.float32)
+    added = np.array([[0], [0.25], [0], [0.25]], np.float32)
+    found, total = built(kernel, cache, [1, 2])(array)
+    np.testing.assert_array_equal(found, array + added)
+    np.testing.assert_array_equal(total, 16 * added[:, 0])
