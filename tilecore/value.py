@@ -415,7 +415,20 @@ def _wide(expr: Expr) -> Expr:
     """An integer as i64, sums and products computed as such: start + 8 - start is 8 there, whatever an i32 holds."""
     if isinstance(expr, Op) and expr.name in ("add", "sub", "mul") and expr.dtype is DType.I32:
         return apply(expr.name, *map(_wide, expr.args), span=expr.span)
+    divisor = _divisor(expr)
+    if isinstance(expr, Op) and divisor:
+        return apply("mod", cast(expr.args[0], DType.I64), const(divisor), span=expr.span)
     return expr if expr.dtype is DType.I64 else cast(expr, DType.I64, span=user_span())
+
+
+def _divisor(expr: Expr) -> int:
+    """n of x % n and x & (n - 1), remainders whose range is known; 0 of anything else."""
+    if not isinstance(expr, Op) or expr.name not in ("mod", "bitand") or not isinstance(expr.args[1], Const):
+        return 0
+    number = int(expr.args[1].value)
+    if expr.name == "mod":
+        return max(number, 0)
+    return number + 1 if number >= 0 and number & (number + 1) == 0 else 0
 
 
 def extent(value: object) -> Expr:

@@ -48,7 +48,7 @@ class _Place:
     """Where a check stands: variables in scope, those that an enclosing `If` tests, and the statement's span."""
 
     scope: frozenset[Var]
-    tested: frozenset[Var] = frozenset()
+    tested: frozenset[Var | Load] = frozenset()
     span: Span | None = None
     points: tuple[Var, ...] = ()  # axes of the `Parallel` around
 
@@ -148,7 +148,7 @@ def _statement(checker: _Checker, stmt: Stmt, where: _Place) -> None:
             _while(checker, stmt, where)
         case If():
             _condition(checker, stmt.condition, where)
-            inner = replace(where, tested=where.tested | variables(stmt.condition))
+            inner = replace(where, tested=where.tested | _tested(stmt.condition))
             before = set(checker.written)
             _block(checker, stmt.then, inner)
             after, checker.written = checker.written, before
@@ -172,7 +172,7 @@ def _while(checker: _Checker, stmt: While, where: _Place) -> None:
             where.span,
             instead="a condition that reads a tile which the body writes, such as `flag = T.alloc_var(T.bool)`",
         )
-    _block(checker, stmt.body, replace(where, tested=where.tested | variables(stmt.condition)))
+    _block(checker, stmt.body, replace(where, tested=where.tested | _tested(stmt.condition)))
 
 
 def _join(checker: _Checker, stmt: Join, where: _Place) -> None:
@@ -323,7 +323,7 @@ def _store(checker: _Checker, stmt: Store, where: _Place) -> None:
         _extent(checker, entry, where, f"an index of {target.name}")
     if stmt.guard is not None:
         _condition(checker, stmt.guard, where)
-        where = replace(where, tested=where.tested | variables(stmt.guard))
+        where = replace(where, tested=where.tested | _tested(stmt.guard))
     if isinstance(target, Buffer):
         _check_inside(Load(target, stmt.index), where, where.tested if stmt.guard is not None else frozenset())
     elif not stmt.update:
@@ -348,7 +348,7 @@ def _update(stmt: Store, where: _Place) -> None:
 
 def _check_tasks(checker: _Checker, target: Place, index: tuple[Expr, ...], where: _Place) -> None:
     """Every axis of the grid must be told apart by what is written, or tested by an `If` around it."""
-    used = frozenset[Var]().union(*(variables(entry) for entry in index)) | where.tested
+    used = frozenset[Var | Load]().union(*(variables(entry) for entry in index)) | where.tested
     for axis in checker.program.grid:
         if axis.extent not in (const(0), const(1)) and axis not in used:
             raise TileError(
@@ -366,9 +366,9 @@ def _check_tasks(checker: _Checker, target: Place, index: tuple[Expr, ...], wher
 
 
 def _expression(checker: _Checker, expr: Expr, where: _Place) -> None:
-    seen: set[tuple[int, frozenset[Var]]] = set()
+    seen: set[tuple[int, frozenset[Var | Load]]] = set()
 
-    def visit(node: Expr, guards: frozenset[Var]) -> None:
+    def visit(node: Expr, guards: frozenset[Var | Load]) -> None:
         if (id(node), guards) in seen:
             return
         seen.add((id(node), guards))
@@ -378,7 +378,7 @@ def _expression(checker: _Checker, expr: Expr, where: _Place) -> None:
         inner = guards
         if isinstance(node, Op) and node.name == "select":
             visit(node.args[0], guards)
-            inner = guards | variables(node.args[0])
+            inner = guards | _tested(node.args[0])
         for child in children(node):
             visit(child, inner)
 
@@ -413,11 +413,16 @@ def _leaf(checker: _Checker, node: Expr, where: _Place) -> None:
             pass
 
 
-def _check_inside(load: Load, where: _Place, guards: frozenset[Var]) -> None:
-    """The index is proved inside the buffer, or a select or `If` around it tests its variables."""
+def _tested(condition: Expr) -> frozenset[Var | Load]:
+    """What a condition may keep in bounds: the variables and the elements that it mentions."""
+    return variables(condition) | frozenset(loads(condition))
+
+
+def _check_inside(load: Load, where: _Place, guards: frozenset[Var | Load]) -> None:
+    """The index is proved inside the buffer, or a select or `If` around it tests what the index is made of."""
     for axis, (entry, dim) in enumerate(zip(load.index, load.source.shape, strict=True)):
         inside = nonnegative(entry) and nonnegative(dim - entry - 1)
-        if not inside and not (variables(entry) & guards):
+        if not inside and not (_tested(entry) & guards):
             raise TileError(
                 f"axis {axis} of {load.source.name} has extent {dim}; the index {entry} is not proved inside it",
                 load.span if isinstance(load.span, Span) else where.span,

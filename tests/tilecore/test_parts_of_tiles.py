@@ -159,3 +159,36 @@ def test_a_part_that_is_cleared_says_nothing_of_the_rest(cache: Path) -> None:
     found, total = built(kernel, cache, [1, 2])(array)
     np.testing.assert_array_equal(found, array + added)
     np.testing.assert_array_equal(total, 16 * added[:, 0])
+
+
+def test_one_row_that_the_data_choose(cache: Path) -> None:
+    """A slice of one row, and elements whose place is a remainder: outside of a tile is 0, or dropped."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((5, 9), "float32"), P: T.Tensor((4,), "int32"), B: T.Tensor((4, 9), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            a, b, place = T.alloc_shared((5, 9), "float32"), T.alloc_fragment((4, 9), "float32"), T.alloc_var("int32")
+            counts = T.alloc_fragment((8,), "float32")
+            T.copy(A, a)
+            T.fill(b, 3.0)
+            T.clear(counts)
+            for row in T.serial(4):
+                place = P[row]
+                T.copy(a[place - 1 : place, :], b[row : row + 1, :])
+                T.copy(a[0:1, 0:4], b[place : place + 1, 2:6])
+                counts[P[row] % 5] += 1.0
+                counts[P[row] & 7] += 2.0
+            for i, j in T.Parallel(4, 8):
+                b[i, j] = b[i, j] + counts[j]
+            T.copy(b, B)
+
+    array, places = RNG.standard_normal((5, 9)).astype(np.float32), np.array([0, 5, 2, -7], np.int32)
+    wanted, counts = np.full((4, 9), 3, np.float32), np.zeros(8, np.float32)
+    for row, place in enumerate(places):
+        wanted[row] = array[place - 1] if 0 < place <= 5 else 0
+        if 0 <= place < 4:
+            wanted[place, 2:6] = array[0, :4]
+        counts[place % 5] += 1
+        counts[place & 7] += 2
+    wanted[:, :8] += counts
+    np.testing.assert_array_equal(built(kernel, cache)(array, places), wanted)
