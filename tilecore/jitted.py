@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from types import CodeType
 from typing import Any
 
@@ -42,6 +43,7 @@ from tilecore.value import described
 
 DEFAULT_CACHE = Path.home() / ".cache" / "tilefuse"
 NAME = "KERNEL_NAME"
+ASSERTING = Lock()  # a failed assertion's number stands in its library, which all calls of equal kernels share
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,20 @@ class JitKernel:
         return poisoned(shape, tensor.dtype.row.numpy)
 
     def _run(self, step: Step, arrays: Mapping[str, np.ndarray], values: Mapping[str, int]) -> None:
+        if not step.asserts:
+            self._do_tasks(step, arrays, values)
+            return
+        with ASSERTING:
+            failed = step.native.cell(FAILED)
+            failed.value = 0
+            self._do_tasks(step, arrays, values)
+            number = failed.value
+        if number:
+            stmt = step.asserts[number - 1]
+            message = f"an assertion of {self.name} does not hold: {stmt.message}"
+            raise KernelError(stmt.span.render(message) if stmt.span else message)
+
+    def _do_tasks(self, step: Step, arrays: Mapping[str, np.ndarray], values: Mapping[str, int]) -> None:
         program = step.program
         shapes = [
             arrays[tensor.name].shape if tensor.name in arrays else tuple(size(d, values, str(d)) for d in tensor.shape)
@@ -160,23 +176,6 @@ class JitKernel:
         else:
             for done in [self.pool.submit(work) for _ in range(min(self.threads, len(pieces)))]:
                 done.result()
-        self._check_asserts(step)
-
-    def _check_asserts(self, step: Step) -> None:
-        if not step.asserts:
-            return
-        failed = _failed_assertion(step)
-        if failed:
-            stmt = step.asserts[failed - 1]
-            message = f"an assertion of {self.name} does not hold: {stmt.message}"
-            raise KernelError(stmt.span.render(message) if stmt.span else message)
-
-
-def _failed_assertion(step: Step) -> int:
-    """The number of an assertion that failed in this call, or 0; reading it resets it."""
-    cell = step.native.cell(FAILED)
-    failed, cell.value = cell.value, 0
-    return failed
 
 
 def _is_extent(tensor: Tensor, name: str) -> bool:

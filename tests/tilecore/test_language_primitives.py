@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import tilecore
 from tilecore import language as T
+from tilecore.call import KernelError
 from tilecore.interpret import interpret
 from tilecore.jitted import JitKernel
 from tilecore.trace import trace_all
@@ -343,6 +345,30 @@ def test_a_failed_assertion_is_an_error_with_its_place(build: Compile) -> None:
         compiled(np.full(M, -4, np.float32))
     assert "^" in str(caught.value)
     assert compiled(np.full(M, 9, np.float32))[0] == 3
+
+
+def test_assertions_of_calls_at_once_are_told_apart(build: Compile) -> None:
+    """Also where two kernels of one text have one library."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((40,), "float32"), B: T.Tensor((40,), "float32")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(5) as m:
+            T.assert_(A[m * 8] >= 0, "below 0")  # noqa: PT009
+            T.copy(A[m * 8 : m * 8 + 8], B[m * 8 : m * 8 + 8])
+
+    kernels = [build(kernel, out_idx=-1) for _ in range(2)]
+    good, bad = np.ones(40, np.float32), np.ones(40, np.float32)
+    bad[16] = -1
+
+    def fails(number: int) -> bool:
+        try:
+            kernels[number % 2](bad if number % 3 == 0 else good)
+        except KernelError:
+            return True
+        return False
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(fails, range(120))) == [number % 3 == 0 for number in range(120)]
 
 
 def test_print_writes_values_and_tiles(build: Compile, capfd: pytest.CaptureFixture[str]) -> None:
