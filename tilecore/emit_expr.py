@@ -43,6 +43,7 @@ WRAPPING = frozenset(("add", "sub", "mul", "neg", "abs", "pow", "floordiv", "shl
 CHOOSING = {"select", "min", "max", "neg", "abs", "sign", "floor", "ceil", "round"}  # give what 16-bit floats can hold
 BITS = {"bitand": "&", "bitor": "|", "bitxor": "^"}
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+UNSIGNED = {DType.I32: ("uint32_t", "u32v"), DType.I64: ("uint64_t", "u64v")}  # scalars and vectors
 LIBM = {"sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "log", "log2", "tanh", "erf", "pow"}
 POLYNOMIAL = 15  # instructions of exp, tanh, erf and the like
 TURNED = 2 * POLYNOMIAL  # of sin and cos, which are two of these
@@ -189,6 +190,8 @@ class Expressions:
 
     def _scalar_op(self, op: Op, args: list[str]) -> str:
         name, source = op.name, held(self._type(op.args[0]))
+        if _wraps(op):
+            return _wrapped(op, args, SCALAR[op.dtype], UNSIGNED[op.dtype][0])
         if name in INFIX:
             return f"{args[0]} {INFIX[name]} {args[1]}"
         if name in COMPARE:
@@ -323,6 +326,8 @@ class Expressions:
             text = f"gelu_f32({self.vector(gelu.argument, lanes)})"
             return text if gelu.factor == const(1.0, DType.F32) else f"{self.vector(gelu.factor, lanes)} * {text}"
         args = [self.vector(arg, lanes) for arg in op.args if _power_of_two(op, "") is None or arg is op.args[0]]
+        if _wraps(op):
+            return _wrapped(op, args, VECTOR[op.dtype], UNSIGNED[op.dtype][1])
         if name in INFIX:
             return f"{args[0]} {INFIX[name]} {args[1]}"
         if name in COMPARE:
@@ -368,6 +373,18 @@ class Expressions:
         if VECTOR[source] != VECTOR[target]:
             text = f"__builtin_convertvector({text}, {VECTOR[target]})"
         return f"narrow_{target}({text})" if target in NARROW else text
+
+
+def _wraps(op: Op) -> bool:
+    """Whether a sum, product or negation of data may leave its type: it wraps around, which C's signed ones do not."""
+    return op.name in ("add", "sub", "mul", "neg") and (
+        op.dtype is DType.I32 or (op.dtype is DType.I64 and bool(loads(op)))
+    )
+
+
+def _wrapped(op: Op, args: list[str], signed: str, unsigned: str) -> str:
+    terms = [f"({unsigned}){arg}" for arg in args]
+    return f"({signed})({f' {INFIX[op.name]} '.join(terms) if len(terms) > 1 else f'-{terms[0]}'})"
 
 
 def by_reciprocal(dividend: Expr, divisor: Expr) -> tuple[Expr, Expr]:

@@ -593,7 +593,7 @@ def _integer(name: str, args: tuple["Expr", ...]) -> "Expr | None":
         return from_polynomial(times({(): -1}, polynomial(args[0])), dtype)
     if dtype is DType.I64 and name in ("floordiv", "mod") and _is_divisor(args[1]):
         return floordiv(*args) if name == "floordiv" else mod(*args)
-    if name in ("min", "max"):
+    if dtype is DType.I64 and name in ("min", "max"):  # of indices: narrower sums may wrap around
         ordered = next(((a, b) for a, b in (args, args[::-1]) if nonnegative(a - b)), None)
         return None if ordered is None else ordered[name == "min"]
     return None

@@ -34,6 +34,7 @@ typedef float f32v __attribute__((vector_size(4 * TILE_LANES)));
 typedef double f64v __attribute__((vector_size(8 * TILE_LANES)));
 typedef int32_t i32v __attribute__((vector_size(4 * TILE_LANES)));
 typedef int64_t i64v __attribute__((vector_size(8 * TILE_LANES)));
+typedef uint64_t u64v __attribute__((vector_size(8 * TILE_LANES)));
 typedef int8_t i8v __attribute__((vector_size(TILE_LANES)));
 typedef uint8_t u8v __attribute__((vector_size(TILE_LANES)));
 typedef int16_t i16v __attribute__((vector_size(2 * TILE_LANES)));
@@ -289,22 +290,28 @@ TILE_BINARY(pow_f64, f64v, pow)
 TILE_BINARY(max_f64, f64v, scalar_max)
 TILE_BINARY(min_f64, f64v, scalar_min)
 
-/* ---- integers: division rounds toward minus infinity */
+/* ---- integers: division rounds toward minus infinity; the smallest one by -1 is itself, where the processor would trap */
+TILE_INLINE int64_t neg_i64(int64_t a) { return (int64_t)(0 - (uint64_t)a); }
 TILE_INLINE int64_t floordiv_i64(int64_t a, int64_t b) { /* 0 for b = 0: an index into an empty axis, never used */
     if (b == 0) return 0;
+    if (b == -1) return neg_i64(a);
     int64_t q = a / b;
     return q - ((a % b != 0) & ((a < 0) != (b < 0)));
 }
 TILE_INLINE int64_t mod_i64(int64_t a, int64_t b) {
-    if (b == 0) return 0;
+    if (b == 0 || b == -1) return 0;
     int64_t r = a % b;
     return r + (r != 0 && (r < 0) != (b < 0) ? b : 0);
 }
 TILE_INLINE int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 TILE_INLINE int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-TILE_INLINE int64_t pow_i64(int64_t a, int64_t b) { int64_t r = b < 0 ? (a == 1) : 1; for (; b > 0; b--) r *= a; return r; }
+TILE_INLINE int64_t pow_i64(int64_t a, int64_t b) {
+    uint64_t r = b < 0 ? (a == 1) : 1;
+    for (; b > 0; b--) r *= (uint64_t)a;
+    return (int64_t)r;
+}
 TILE_INLINE int64_t sign_i64(int64_t a) { return (a > 0) - (a < 0); }
-TILE_INLINE int64_t abs_i64(int64_t a) { return a < 0 ? -a : a; }
+TILE_INLINE int64_t abs_i64(int64_t a) { return a < 0 ? neg_i64(a) : a; }
 #define TILE_INTEGERS(vector, suffix)                   \
     TILE_BINARY(floordiv_##suffix, vector, floordiv_i64) \
     TILE_BINARY(mod_##suffix, vector, mod_i64)           \
