@@ -3,11 +3,13 @@
 What a program computes is bounded and smooth, so that float32 and float64 agree to rounding: a difference is a fault.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from random_moves import MOVES
 
 from tilecore import language as T
 from tilecore.contract.dtype import DType
@@ -112,6 +114,7 @@ class _Writer:
                 self.second_product, self.branch, self.loop, self.whole_numbers, self.narrow, self.running,
                 self.seen_otherwise, self.columns, self.turns, self.row_by_row, self.branches, self.update_output,
                 self.update_output, self.four_bits, self.levels_product, self.parts, self.truth, self.reducer,
+                *(functools.partial(move, self) for move in MOVES),
             ]  # fmt: skip
             for _ in range(steps):
                 moves[int(rng.integers(len(moves)))]()
