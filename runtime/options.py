@@ -73,7 +73,12 @@ def _cache_folder(environment: Mapping[str, str]) -> Path:
         return Path(environment["TILEFUSE_CACHE"])
     if "XDG_CACHE_HOME" in environment:
         return Path(environment["XDG_CACHE_HOME"]) / "tilefuse"
-    return Path.home() / ".cache" / "tilefuse"
+    try:
+        return Path.home() / ".cache" / "tilefuse"
+    except RuntimeError as error:
+        raise OptionsError(
+            "this user has no home directory: set TILEFUSE_CACHE to a folder for what is kept"
+        ) from error
 
 
 def _switch(environment: Mapping[str, str], name: str) -> bool:

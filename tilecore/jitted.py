@@ -36,12 +36,11 @@ from tilecore.lower import lower
 from tilecore.printer import print_program
 from tilecore.profile import detect_profile, detect_target
 from tilecore.script import PrimFunc, scripted
-from tilecore.toolchain import Toolchain, find_toolchain
+from tilecore.toolchain import Toolchain, find_toolchain, own_cache
 from tilecore.trace import trace_all
 from tilecore.tracer import Eager, Handle, SignatureKnownError, TensorType
 from tilecore.value import described
 
-DEFAULT_CACHE = Path.home() / ".cache" / "tilefuse"
 NAME = "KERNEL_NAME"
 ASSERTING = Lock()  # a failed assertion's number stands in its library, which all calls of equal kernels share
 
@@ -209,8 +208,13 @@ class Settings:
 
     out_idx: tuple[int, ...] | None = None
     threads: int = 0  # 0: one per processor that this process may use
-    cache: Path = DEFAULT_CACHE
+    given_cache: Path | None = None
     compiler: str | None = None
+
+    @property
+    def cache(self) -> Path:
+        """The folder where objects are kept, and what was measured."""
+        return own_cache() if self.given_cache is None else self.given_cache
 
     @property
     def toolchain(self) -> Toolchain:
@@ -317,7 +321,7 @@ def compile(
     *,
     config: Mapping[str, int] | None = None,
     threads: int = 0,
-    cache: Path | str = DEFAULT_CACHE,
+    cache: Path | str | None = None,
     compiler: str | None = None,
     **hints: Any,
 ) -> JitKernel:
@@ -328,7 +332,7 @@ def compile(
     `pass_configs`, …) are for GPUs. TileError for a wrong kernel, KernelError for a wrong call, BuildError when there
     is no C compiler.
     """
-    settings = Settings(_positions(out_idx), threads, Path(cache), compiler)
+    settings = Settings(_positions(out_idx), threads, None if cache is None else Path(cache), compiler)
     return build(_function(function), settings, config=config)
 
 
@@ -458,12 +462,12 @@ def jit(
     *,
     out_idx: Sequence[int] | int | None = None,
     threads: int = 0,
-    cache: Path | str = DEFAULT_CACHE,
+    cache: Path | str | None = None,
     compiler: str | None = None,
     **hints: Any,
 ) -> Any:
     """Decorate a kernel, or a function that makes one, so that calling it compiles and runs it; see `compile`."""
-    settings = Settings(_positions(out_idx), threads, Path(cache), compiler)
+    settings = Settings(_positions(out_idx), threads, None if cache is None else Path(cache), compiler)
     if function is None:
         return lambda decorated: Jit(decorated, settings)
     return Jit(function, settings)

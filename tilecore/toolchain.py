@@ -198,6 +198,14 @@ def load_library(path: Path) -> ctypes.CDLL:
         ) from error
 
 
+def own_cache() -> Path:
+    """The folder of this user's cache. BrokenToolchainError for a user without a home directory."""
+    try:
+        return Path.home() / ".cache" / "tilefuse"
+    except RuntimeError as error:
+        raise BrokenToolchainError("this user has no home directory to keep kernels in: pass cache=…") from error
+
+
 def find_toolchain(cache_directory: Path, preferred: str | None = None) -> Toolchain:
     """The first of `preferred`, cc, gcc, clang and the ziglang wheel that runs. BuildError says what was looked for."""
     return Toolchain(find_compiler(preferred), cache_directory)

@@ -40,3 +40,13 @@ def test_cache_follows_xdg_and_empty_means_unset() -> None:
 def test_a_wrong_value_names_the_variable(name: str, value: str) -> None:
     with pytest.raises(OptionsError, match=name):
         Options.from_environment({name: value})
+
+
+def test_a_user_without_a_home_is_told_which_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(OptionsError, match="no home directory: set TILEFUSE_CACHE"):
+        Options.from_environment({})
+    assert Options.from_environment({"TILEFUSE_CACHE": "/y"}).cache == Path("/y")

@@ -125,7 +125,7 @@ def test_a_part_of_what_is_inferred_for_any_program_infers_the_rest(seed: int) -
 @pytest.fixture(scope="module")
 def run(object_cache: Path) -> Callable[..., np.ndarray]:
     def result(program: Program, *arrays: np.ndarray) -> np.ndarray:
-        step = compile_program(program, Settings(cache=object_cache))
+        step = compile_program(program, Settings(given_cache=object_cache))
         names = tuple(tensor.name for tensor in (*program.inputs, *program.outputs))
         with ThreadPoolExecutor(1) as pool:
             return JitKernel("kernel", names, names[-1:], (), (step,), {}, 1, pool)(*arrays)

@@ -253,3 +253,24 @@ def test_nothing_is_looked_for_before_something_is_built() -> None:
 
     with Objects(missing) as objects, pytest.raises(BuildError, match="no C compiler"):
         link_kernels([], [ROW], objects)
+
+
+def test_a_user_without_a_home_is_told_what_to_pass(tmp_path: Path) -> None:
+    """As in a container whose user has no name. Importing asks for no home yet."""
+    text = """
+import pwd
+def nobody(number):
+    raise KeyError(number)
+pwd.getpwuid = nobody
+import tilecore
+from tilecore.toolchain import BrokenToolchainError, own_cache
+try:
+    own_cache()
+except BrokenToolchainError as error:
+    print(error)
+"""
+    command, root = [sys.executable, "-c", text], Path(__file__).parents[2]
+    run = subprocess.run(
+        command, env={"PYTHONPATH": str(root)}, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "this user has no home directory to keep kernels in: pass cache=…\n"
