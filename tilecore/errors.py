@@ -6,6 +6,7 @@ user frame: `user_frame` skips the modules of this package, but not the kernels 
 
 import os
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 from tilecore.span import Span, span_of_frame
@@ -14,16 +15,23 @@ _FRONT_END = os.path.dirname(__file__)
 
 
 class TileError(Exception):
-    """A tile program that cannot be traced or is not well formed. `str()` gives position, line, carets and help."""
+    """A tile program that cannot be traced or is not well formed. `str()` gives position, line, carets and help.
 
-    def __init__(self, message: str, span: Span | None = None, *, instead: str = "") -> None:
+    `against` are other places that the message is about, each with what was found there.
+    """
+
+    def __init__(
+        self, message: str, span: Span | None = None, *, instead: str = "", against: Sequence[tuple[Span, str]] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.span = span
         self.instead = instead
+        self.against = tuple(against)
 
     def __str__(self) -> str:
         text = self.message if self.span is None else self.span.render(self.message)
+        text = "\n".join([text, *(span.render(found) for span, found in self.against)])
         return f"{text}\n  instead: {self.instead}" if self.instead else text
 
 

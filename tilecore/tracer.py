@@ -16,7 +16,7 @@ from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Var, apply, cast, const, reinterpret, walk
 from tilecore.contract.spec import Place, Tensor, View, tensor_view
 from tilecore.errors import TileError, user_frame, user_span
-from tilecore.ir import Annotation, Buffer, For, Parallel, Stmt, Store, Tile
+from tilecore.ir import Annotation, Assert, Buffer, For, Parallel, Stmt, Store, Tile
 from tilecore.span import Span, span_of_frame
 from tilecore.value import Reads, Value, assigned, described, extent, index, plain, reinterpreted
 
@@ -305,7 +305,9 @@ class Tracer:
         if self.scopes[-1].elementwise and not isinstance(stmt, Store | For | Parallel):
             _fail(
                 f"T.{type(stmt).__name__.lower()} inside T.Parallel: it works on whole tiles",
-                "T.Parallel over elements only; move this statement out of the loop",
+                "T.serial for a loop that checks its elements; T.assert_(T.all_of(flags)) for a tile of them"
+                if isinstance(stmt, Assert)
+                else "T.Parallel over elements only; move this statement out of the loop",
             )
         self.scopes[-1].body.append(stmt)
         if isinstance(writes, Buffer):

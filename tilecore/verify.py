@@ -200,6 +200,7 @@ def _cumsum(checker: _Checker, stmt: CumSum, where: _Place) -> None:
             f"cumsum of {_shape(stmt.src.shape)} {stmt.src.name} into {_shape(stmt.dst.shape)} {stmt.dst.name}",
             where.span,
             instead="a result of the same shape",
+            against=_allocated(stmt.src, stmt.dst),
         )
     _type(stmt.src.dtype, stmt.dst, where)
     _read(checker, stmt.src, where)
@@ -230,6 +231,7 @@ def _copy(checker: _Checker, stmt: Copy, where: _Place) -> None:
             f"copy of {_shape(stmt.src.shape)} from {source.name} to {_shape(stmt.dst.shape)} of {target.name}",
             where.span,
             instead="tiles with the same extents, those of 1 apart",
+            against=_allocated(source, target),
         )
     if isinstance(source, Buffer):
         _read(checker, source, where)
@@ -259,6 +261,7 @@ def _tile(checker: _Checker, tile: Tile, where: _Place) -> None:
                 f"axis {axis} of {name} has extent {dim}; this tile may reach from {start} to {start + size}",
                 where.span,
                 instead="a slice inside the tile buffer",
+                against=_allocated(tile.source),
             )
 
 
@@ -275,9 +278,11 @@ def _gemm(checker: _Checker, stmt: Gemm, where: _Place) -> None:
             f"gemm sums over {depth} elements of {a.name} and {depth_b} of {b.name}",
             where.span,
             instead="tiles that agree there, or transpose_A / transpose_B",
+            against=_allocated(a, b),
         )
     if c.shape != (m, n):
-        raise TileError(f"gemm gives {_shape((m, n))}; {c.name} is {_shape(c.shape)}", where.span)
+        message = f"gemm gives {_shape((m, n))}; {c.name} is {_shape(c.shape)}"
+        raise TileError(message, where.span, against=_allocated(a, b, c))
     if a.dtype is not b.dtype:
         raise TileError(
             f"gemm of {a.dtype} and {b.dtype}", where.span, instead="T.copy one to a tile of the other type"
@@ -303,7 +308,9 @@ def _reduce(checker: _Checker, stmt: Reduce, where: _Place) -> None:
     left = src.shape[: stmt.axis] + src.shape[stmt.axis + 1 :]
     if dst.shape != left and dst.shape != (*src.shape[: stmt.axis], const(1), *src.shape[stmt.axis + 1 :]):
         raise TileError(
-            f"{src.name} without axis {stmt.axis} is {_shape(left)}; {dst.name} is {_shape(dst.shape)}", where.span
+            f"{src.name} without axis {stmt.axis} is {_shape(left)}; {dst.name} is {_shape(dst.shape)}",
+            where.span,
+            against=_allocated(src, dst),
         )
     _type(src.dtype, dst, where)
     if stmt.kind.startswith("bit") and not src.dtype.is_int:
@@ -413,6 +420,12 @@ def _leaf(checker: _Checker, node: Expr, where: _Place) -> None:
             pass
 
 
+def _allocated(*operands: object) -> list[tuple[Span, str]]:
+    """Where tiles got their extents: the other side of what contradicts them."""
+    buffers = dict.fromkeys(each for each in operands if isinstance(each, Buffer))
+    return [(each.span, f"{each.name} is {_shape(each.shape)}") for each in buffers if isinstance(each.span, Span)]
+
+
 def _tested(condition: Expr) -> frozenset[Var | Load]:
     """What a condition may keep in bounds: the variables and the elements that it mentions."""
     return variables(condition) | frozenset(loads(condition))
@@ -427,6 +440,7 @@ def _check_inside(load: Load, where: _Place, guards: frozenset[Var | Load]) -> N
                 f"axis {axis} of {load.source.name} has extent {dim}; the index {entry} is not proved inside it",
                 load.span if isinstance(load.span, Span) else where.span,
                 instead="loop extents no larger than the tile's, or T.if_then_else around a read that may be outside",
+                against=_allocated(load.source),
             )
 
 

@@ -94,7 +94,15 @@ def negative_byte(C: Tensor((8,), "uint8")) -> None:  # type: ignore[valid-type]
         T.fill(C[0:8], -1)
 
 
+def assertion_of_a_point(A: Tensor((8,)), C: Tensor((8,))) -> None:  # type: ignore[valid-type]
+    with T.Kernel(1) as _:
+        for i in T.Parallel(8):
+            T.device_assert(A[i] > 0, "not above 0")
+            C[i] = A[i]
+
+
 MISTAKES = (
+    (assertion_of_a_point, "T.assert inside T.Parallel", 'T.device_assert(A[i] > 0, "not above 0")', "T.all_of"),
     (typo, "the tile language has no T.alloc_shard", "T.alloc_shard", "T.alloc_shared"),
     (numpy_function, "numpy's exp of the symbolic value A[i]", "np.exp(A[i])", "T.exp"),
     (arithmetic_of_a_tile, "arithmetic of shared a: f32[8], which is a whole tile", "a * 2", "T.Parallel"),
@@ -126,6 +134,71 @@ def test_a_mistake(kernel: Callable[..., None], message: str, place: str | None,
     assert advice in caught.value.instead
     if place is not None:
         assert underlined(caught.value) == place
+
+
+def points_past_the_tile(C: Tensor((8, 8))) -> None:  # type: ignore[valid-type]
+    with T.Kernel(1) as _:
+        tile = T.alloc_shared((8, 4), "float32")
+        for i, j in T.Parallel(8, 5):
+            tile[i, j] = 0.0
+        T.copy(tile, C[0, 0])
+
+
+def copy_of_other_extents(C: Tensor((8, 8))) -> None:  # type: ignore[valid-type]
+    with T.Kernel(1) as _:
+        source = T.alloc_shared((8, 4), "float32")
+        target = T.alloc_shared((4, 4), "float32")
+        T.clear(source)
+        T.copy(source, target)
+        T.copy(target, C[0, 0])
+
+
+def product_of_other_extents(C: Tensor((8, 8))) -> None:  # type: ignore[valid-type]
+    with T.Kernel(1) as _:
+        a = T.alloc_shared((8, 4), "float32")
+        b = T.alloc_shared((5, 8), "float32")
+        T.gemm(a, b, T.alloc_fragment((8, 8), "float32"), clear_accum=True)
+
+
+def result_of_other_extents(C: Tensor((8, 8))) -> None:  # type: ignore[valid-type]
+    with T.Kernel(1) as _:
+        a = T.alloc_shared((8, 8), "float32")
+        c = T.alloc_fragment((8, 7), "float32")
+        T.gemm(a, a, c, clear_accum=True)
+
+
+def sums_of_other_extents(C: Tensor((8, 8))) -> None:  # type: ignore[valid-type]
+    with T.Kernel(1) as _:
+        a = T.alloc_shared((8, 4), "float32")
+        sums = T.alloc_fragment((4,), "float32")
+        T.reduce_sum(a, sums, dim=1)
+
+
+CONTRADICTIONS = (
+    (points_past_the_tile, "tile[i, j]", ['T.alloc_shared((8, 4), "float32")']),
+    (copy_of_other_extents, "T.copy(source, target)",
+     ['T.alloc_shared((8, 4), "float32")', 'T.alloc_shared((4, 4), "float32")']),
+    (product_of_other_extents, None, ['T.alloc_shared((8, 4), "float32")', 'T.alloc_shared((5, 8), "float32")']),
+    (result_of_other_extents, "T.gemm(a, a, c, clear_accum=True)",
+     ['T.alloc_shared((8, 8), "float32")', 'T.alloc_fragment((8, 7), "float32")']),
+    (sums_of_other_extents, "T.reduce_sum(a, sums, dim=1)",
+     ['T.alloc_shared((8, 4), "float32")', 'T.alloc_fragment((4,), "float32")']),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kernel", "place", "others"), CONTRADICTIONS, ids=lambda each: getattr(each, "__name__", None)
+)
+def test_extents_that_contradict_each_other_show_every_place(
+    kernel: Callable[..., None], place: str | None, others: list[str]
+) -> None:
+    with pytest.raises(TileError) as caught:
+        trace(kernel)
+    if place is not None:
+        assert underlined(caught.value) == place
+    shown = [underlined(TileError(found, span)) for span, found in caught.value.against]
+    assert shown == others
+    assert all(span.render(found) in str(caught.value) for span, found in caught.value.against)
 
 
 def test_tasks_that_a_bound_keeps_apart_are_no_mistake() -> None:
