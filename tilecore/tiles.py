@@ -358,26 +358,37 @@ def axis_of(source: ir.Buffer, tile: Handle, dim: int) -> int:
     return dim % rank
 
 
-def atomic_add(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:
+def atomic_add(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: Flag = False, **hints: Any
+) -> None:  # fmt: skip
     """Add `value` to an element, or a tile to a rectangle, of an output that other tasks add to as well.
 
     The output holds what the caller gave, or 0 where the call makes it.
     """
-    _update(dst, value, "add")
+    _update(dst, value, "add", return_prev)
 
 
-def atomic_max(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:
+def atomic_max(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: Flag = False, **hints: Any
+) -> None:  # fmt: skip
     """Raise an element, or a rectangle, of an output to `value`."""
-    _update(dst, value, "max")
+    _update(dst, value, "max", return_prev)
 
 
-def atomic_min(dst: Any, value: Any, memory_order: str | None = None, **hints: Any) -> None:
+def atomic_min(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: Flag = False, **hints: Any
+) -> None:  # fmt: skip
     """Lower an element, or a rectangle, of an output to `value`."""
-    _update(dst, value, "min")
+    _update(dst, value, "min", return_prev)
 
 
-def _update(dst: Any, value: Any, kind: str) -> None:
+def _update(dst: Any, value: Any, kind: str, return_prev: Flag) -> None:
     tracer = current(f"T.atomic_{kind}")
+    if return_prev:
+        _fail(
+            f"T.atomic_{kind} with return_prev: an output that tasks join with is not read",
+            "one task that counts in a cell (T.alloc_var), or T.cumsum of counts in a second T.Kernel",
+        )
     if isinstance(dst, Value) and not isinstance(value, Handle | Region):
         update_element(dst, value, kind)
         return

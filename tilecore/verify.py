@@ -39,7 +39,9 @@ from tilecore.span import Span
 SCOPES = ("shared", "fragment")
 REDUCTIONS = ("sum", "max", "fmax", "min", "prod", "bitand", "bitor", "bitxor")
 UPDATES = ("add", "max", "min")
-UPDATED_TYPES = (DType.F64, DType.F32, DType.I64, DType.I32)
+UPDATED_TYPES = (
+    DType.F64, DType.F32, DType.F16, DType.BF16, DType.I64, DType.I32, DType.I16, DType.I8, DType.U8,
+)  # fmt: skip
 LOOPS = ("serial", "unrolled", "pipelined")
 
 

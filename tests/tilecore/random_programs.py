@@ -21,7 +21,7 @@ from tilecore.trace import trace
 
 SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 11, 16, 17, 19, 33)
 BLOCKS = (1, 3, 4, 5, 8, 16, 24)
-UPDATED = (DType.F32, DType.F64, DType.I32, DType.I64)
+UPDATED = (DType.F32, DType.F64, DType.I32, DType.I64, DType.I16, DType.I8)
 Rng = np.random.Generator
 
 

@@ -94,6 +94,12 @@ def negative_byte(C: Tensor((8,), "uint8")) -> None:  # type: ignore[valid-type]
         T.fill(C[0:8], -1)
 
 
+def what_stood_there(C: Tensor((8,), "int32"), D: Tensor((8,), "int32")) -> None:  # type: ignore[valid-type]
+    with T.Kernel(1) as _:
+        for i in T.serial(8):
+            D[i] = T.atomic_add(C[0], 1, return_prev=True)
+
+
 def assertion_of_a_point(A: Tensor((8,)), C: Tensor((8,))) -> None:  # type: ignore[valid-type]
     with T.Kernel(1) as _:
         for i in T.Parallel(8):
@@ -102,6 +108,7 @@ def assertion_of_a_point(A: Tensor((8,)), C: Tensor((8,))) -> None:  # type: ign
 
 
 MISTAKES = (
+    (what_stood_there, "T.atomic_add with return_prev", "T.atomic_add(C[0], 1, return_prev=True)", "T.cumsum"),
     (assertion_of_a_point, "T.assert inside T.Parallel", 'T.device_assert(A[i] > 0, "not above 0")', "T.all_of"),
     (typo, "the tile language has no T.alloc_shard", "T.alloc_shard", "T.alloc_shared"),
     (numpy_function, "numpy's exp of the symbolic value A[i]", "np.exp(A[i])", "T.exp"),

@@ -125,6 +125,40 @@ def test_updates_of_one_element_by_many_tasks(build: Compile) -> None:
     np.testing.assert_allclose(made, array.astype(np.float64).sum(0), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["add", "max", "min"])
+def test_updates_of_every_type_by_many_tasks(build: Compile, dtype: str, kind: str) -> None:
+    """Elements that data choose, some left out, and a rectangle: whole numbers, which are exact in any order."""
+    join = getattr(T, f"atomic_{kind}")
+
+    @T.prim_func
+    def kernel(
+        P: T.Tensor((200,), "int32"),
+        A: T.Tensor((200,), dtype),  # type: ignore[valid-type]
+        S: T.Tensor((7,), dtype),  # type: ignore[valid-type]
+        Q: T.Tensor((3, 20), dtype),  # type: ignore[valid-type]
+    ) -> None:
+        with T.Kernel(10) as m:
+            a = T.alloc_fragment((1, 20), dtype)
+            T.copy(A[m * 20 : m * 20 + 20], a)
+            for i in T.Parallel(20):
+                if i != 3:
+                    join(S[P[m * 20 + i]], A[m * 20 + i])
+            join(Q[m % 3, 0], a)
+
+    places, kept = RNG.integers(0, 7, 200).astype(np.int32), np.arange(200) % 20 != 3
+    array = RNG.integers(0 if dtype == "uint8" else -4, 5, 200).astype(DTYPES[dtype])
+    wide = array.astype(np.float64)
+    sums, rows, oracle = np.ones(7), np.ones((3, 20)), {"add": np.add, "max": np.maximum, "min": np.minimum}[kind]
+    given = sums.astype(DTYPES[dtype]), rows.astype(DTYPES[dtype])
+    oracle.at(sums, places[kept], wide[kept])
+    for m in range(10):
+        rows[m % 3] = oracle(rows[m % 3], wide[m * 20 : m * 20 + 20])
+    build(kernel)(places, array, *given)
+    for found, wanted in zip(given, (sums, rows), strict=True):
+        np.testing.assert_array_equal(found.astype(np.float64), wanted)
+
+
 def test_while_and_cells(build: Compile) -> None:
     """The integer square root, by counting: the number of turns is data."""
 
