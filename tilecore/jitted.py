@@ -454,7 +454,22 @@ def _solve(name: str, kind: TensorType, shape: tuple[int, ...] | None, solved: d
 
 def key_of(arguments: Mapping[str, Any]) -> Any:
     """What tells calls with different Python arguments apart."""
-    return tuple((name, value if value.__hash__ else repr(value)) for name, value in arguments.items())
+    return tuple((name, _identity(value)) for name, value in arguments.items())
+
+
+def _identity(value: Any) -> Any:
+    """Something hashable that differs where `value` does: 1, 1.0 and True do, as do 0.0 and -0.0."""
+    match value:
+        case float() | np.floating():
+            return type(value), float(value).hex()
+        case np.ndarray():
+            return value.dtype.str, value.shape, value.tobytes()
+        case tuple() | list():
+            return type(value), tuple(map(_identity, value))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case dict():
+            return dict, tuple((_identity(name), _identity(item)) for name, item in value.items())  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case _:
+            return type(value), value if value.__hash__ else repr(value)
 
 
 def jit(

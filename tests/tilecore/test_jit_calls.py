@@ -68,6 +68,49 @@ def test_a_function_that_makes_kernels_keeps_each(jit: Callable[..., Any]) -> No
     assert make(7).config["block"] == 4
 
 
+@pytest.mark.parametrize(
+    "alike", [(1, True), (2, 2.0), (0.0, -0.0), ([1, 2], [1, 2.0]), ((0.0,), (-0.0,)), ({"a": 1}, {"a": True})]
+)
+def test_arguments_that_python_calls_equal_have_kernels_of_their_own(
+    jit: Callable[..., Any], alike: tuple[Any, Any]
+) -> None:
+    seen: list[Any] = []
+
+    def factory(value: Any) -> Any:
+        seen.append(value)
+
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")) -> None:  # type: ignore[valid-type]
+            with T.Kernel(1) as _:
+                for i in T.Parallel(4):
+                    B[i] = A[i] + 1.0
+
+        return kernel
+
+    make = jit(factory, out_idx=[1])
+    assert alike[0] == alike[1]
+    for value in (*alike, *alike):
+        make(value)
+    assert repr(seen) == repr(list(alike))
+
+
+def test_tables_of_numbers_are_told_apart_by_all_of_them(jit: Callable[..., Any]) -> None:
+    def factory(table: np.ndarray) -> Any:
+        @T.prim_func
+        def kernel(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")) -> None:  # type: ignore[valid-type]
+            with T.Kernel(1) as _:
+                for i in T.Parallel(4):
+                    B[i] = A[i] * float(table[1000])
+
+        return kernel
+
+    make = jit(factory, out_idx=[1])
+    ones, table = np.ones(4, np.float32), np.arange(2001.0)
+    for factor in (1000.0, 3.0):
+        table[1000] = factor
+        np.testing.assert_array_equal(make(table.copy())(ones), factor * ones)
+
+
 def test_a_function_that_declares_its_tensors(jit: Callable[..., Any]) -> None:
     def added(A: Any, B: Any, factor: float = 1.0) -> Any:  # pyright: ignore[reportRedeclaration]
         M, N = T.const("M, N")
