@@ -40,7 +40,7 @@ class Writer(Protocol):
         """A new tile of the block."""
         ...
 
-    def exact(self, i: Value, j: Value) -> Value:
+    def exact(self, i: Any, j: Any) -> Value:
         """A value of the data without an error of rounding."""
         ...
 

@@ -244,7 +244,7 @@ class _Writer:
                 tile[i, j] = T.cast(small[i, j], T.float32) * 0.0625
         self.tiles.append(tile)
 
-    def exact(self, i: Value, j: Value) -> Value:
+    def exact(self, i: Any, j: Any) -> Value:
         """A value of the data without an error of rounding."""
         return T.cast(self.X[self.m * self.bm + i, self.n * self.bn + j], T.float32) * 4.0
 

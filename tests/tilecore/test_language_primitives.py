@@ -133,7 +133,7 @@ def test_updates_of_every_type_by_many_tasks(build: Compile, dtype: str, kind: s
 
     @T.prim_func
     def kernel(
-        P: T.Tensor((200,), "int32"),
+        P: T.Tensor((200,), "int32"),  # type: ignore[valid-type]
         A: T.Tensor((200,), dtype),  # type: ignore[valid-type]
         S: T.Tensor((7,), dtype),  # type: ignore[valid-type]
         Q: T.Tensor((3, 20), dtype),  # type: ignore[valid-type]

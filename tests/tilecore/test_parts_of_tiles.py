@@ -71,8 +71,10 @@ def test_parts_between_reductions(cache: Path) -> None:
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((21, 40), "float32"), B: T.Tensor((21, 40), "float32"), S: T.Tensor((21,), "float32")
-    ) -> None:  # type: ignore[valid-type]
+        A: T.Tensor((21, 40), "float32"),  # type: ignore[valid-type]
+        B: T.Tensor((21, 40), "float32"),  # type: ignore[valid-type]
+        S: T.Tensor((21,), "float32"),  # type: ignore[valid-type]
+    ) -> None:
         with T.Kernel(T.ceildiv(21, 8)) as m:
             tile, sums = T.alloc_fragment((8, 40), "float32"), T.alloc_fragment((8,), "float32")
             T.copy(A[m * 8, 0], tile)
@@ -104,8 +106,10 @@ def test_parts_between_reductions(cache: Path) -> None:
 def test_parts_beside_products(cache: Path) -> None:
     @T.prim_func
     def kernel(
-        A: T.Tensor((11, 40), "float32"), B: T.Tensor((40, 20), "float32"), C: T.Tensor((11, 20), "float32")
-    ) -> None:  # type: ignore[valid-type]
+        A: T.Tensor((11, 40), "float32"),  # type: ignore[valid-type]
+        B: T.Tensor((40, 20), "float32"),  # type: ignore[valid-type]
+        C: T.Tensor((11, 20), "float32"),  # type: ignore[valid-type]
+    ) -> None:
         with T.Kernel(1) as _:
             a, b = T.alloc_shared((11, 40), "float32"), T.alloc_shared((40, 20), "float32")
             c = T.alloc_fragment((11, 20), "float32")
