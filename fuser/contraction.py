@@ -87,10 +87,17 @@ def siblings_of(dot: Dot, others: Sequence[Dot], cuts: Cuts) -> list[Factors]:
 
 def factors_of(dot: Dot, cuts: Cuts) -> Factors:
     """The operands of `dot` as views. LiftError when they cannot be written as such."""
+    rounded = _rounded_rows(dot, cuts)
+    found = _factors(dot, cuts, rounded) if rounded else None
+    return _factors(dot, cuts, frozenset()) if found is None or found.sums is None else found
+
+
+def _factors(dot: Dot, cuts: Cuts, through: frozenset[ir.Value]) -> Factors:
+    """The operands of `dot` as views, which look through these values."""
     o = axes_of(shape_of(dot.out, cuts.shapes), "o")
     inner = Var("k", extent=dot.depth)
     left_index, right_index = dot.locate(o, inner)
-    reader = cuts.reader("view")
+    reader = cuts.reader("view", through=through)
     sides = [(dot.read(side, reader.at, index), index) for side, index in enumerate((left_index, right_index))]
     if cuts.is_weight(dot.left) and not cuts.is_weight(dot.right):
         sides.reverse()
@@ -237,6 +244,29 @@ def _step_of(place: Expr, n: Var, dim: Expr) -> Expr | None:
             return step
         case _:
             return None
+
+
+def _rounded_rows(dot: Dot, cuts: Cuts) -> frozenset[ir.Value]:
+    """The levels that rows by weights are, where one product alone reads them: rounded floats, and what they mean.
+
+    Its kernel rounds rows once for all of its columns, so that their bytes need no pass of their own. Levels that
+    another region may store as results of its own stay what is read, and so do images, whose elements meet many taps.
+    """
+    if (
+        cuts.is_weight(dot.left)
+        or not cuts.is_weight(dot.right)
+        or shape_of(dot.left, cuts.shapes)[-1:] != (dot.depth,)
+    ):
+        return frozenset()
+    chain = [dot.left]
+    node = cuts.remains.producer(dot.left)
+    if node is not None and node.op_type == "DequantizeLinear" and node.inputs[0] is not None:
+        chain.append(node.inputs[0])
+        node = cuts.remains.producer(node.inputs[0])
+    if node is None or node.op_type != "QuantizeLinear" or cuts.is_home(chain[-1]):
+        return frozenset()
+    alone = all(len(cuts.remains.users_of(value)) == 1 and value not in cuts.remains.makers for value in chain)
+    return frozenset(chain) if alone else frozenset()
 
 
 def _with(index: Index, axis: int, *part: Expr) -> Index:

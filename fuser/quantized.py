@@ -199,6 +199,8 @@ def bounds(expr: Expr) -> tuple[int, int] | None:
             found = expr.dtype.range
         case Op(name="cast", args=(source,)) if source.dtype in INTEGERS:
             found = bounds(source)
+            if expr.dtype in BYTES and (found is None or not _within(found, expr.dtype)):
+                found = expr.dtype.range  # whatever it is the lowest bits of
         case Op(name="add", args=(left, right)):
             sides = bounds(left), bounds(right)
             found = None if sides[0] is None or sides[1] is None else _sum(sides[0], sides[1])
@@ -210,8 +212,12 @@ def bounds(expr: Expr) -> tuple[int, int] | None:
             found = None if sides[0] is None or sides[1] is None else _hull(sides[0], sides[1])
         case _:
             return None
-    low, high = expr.dtype.range
-    return found if found is not None and low <= found[0] and found[1] <= high else None
+    return found if found is not None and _within(found, expr.dtype) else None
+
+
+def _within(found: tuple[int, int], dtype: DType) -> bool:
+    low, high = dtype.range
+    return low <= found[0] and found[1] <= high
 
 
 def _sum(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:

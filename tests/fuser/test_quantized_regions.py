@@ -24,6 +24,7 @@ from models.graph import GraphWriter
 from tilecore.canonical import canonical
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
+from tilecore.contract.expr import loads
 from tilecore.contract.spec import AttentionSpec, ContractionSpec
 
 RNG = np.random.default_rng(5)
@@ -130,6 +131,38 @@ def test_coded_matmul_sums_integers(symmetric: bool, per_column: bool, kind: typ
     check(model, {"x": RNG.standard_normal((2, 5, 16)).astype(np.float32)}, regions)
 
 
+@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_rows_are_rounded_where_one_product_by_weights_reads_them(readers: int, kind: type[np.generic]) -> None:
+    """Two products that are not siblings would each round them again: they read bytes."""
+    graph = Graph()
+    left = graph.coded("x", 0.02, 7, kind)
+    out = graph.add("MatMul", left, weights(graph, symmetric=True, per_column=True))
+    if readers == 2:
+        other = weights(graph, symmetric=True, per_column=True)
+        out = graph.add("Add", out, graph.add("MatMul", graph.add("Relu", left), other))
+    model = graph.model({"x": (F32, ["S", 16])}, out, F32)
+    regions = regions_of(model)
+    sums = [region.spec for region in regions if isinstance(region.spec, ContractionSpec)]
+    read = {load.source.name for spec in sums for load in loads(spec.a.value)}
+    assert DType.I32 in {spec.acc.dtype for spec in sums}
+    assert ("x" in read) == (readers == 1)
+    x = RNG.standard_normal((40, 16)).astype(np.float32)
+    x[0] = (np.arange(16) - 7.5) * np.float32(0.02)  # near the middle of two levels
+    x[1, :4] = 9.0, -9.0, 1e6, -1e6  # beyond the last levels
+    check(model, {"x": x}, regions)
+
+
+def test_operands_that_are_rounded_and_summed_with_each_other_are_bytes_before() -> None:
+    """A right operand would be rounded again for every block of rows."""
+    graph = Graph()
+    out = graph.add("MatMul", graph.coded("x", 0.02, 7), graph.coded("y", 0.03, 9))
+    regions = regions_of(graph.model({"x": (F32, ["S", 16]), "y": (F32, [16, "T"])}, out, F32))
+    (spec,) = [region.spec for region in regions if isinstance(region.spec, ContractionSpec)]
+    names = {load.source.name for side in (spec.a, spec.b) for load in loads(side.value)}
+    assert names.isdisjoint({"x", "y"})
+
+
 def test_scales_in_blocks_of_the_sum_are_applied_on_loading() -> None:
     graph = Graph()
     out = graph.add("MatMul", graph.coded("x", 0.02, 7), weights(graph, symmetric=False, per_column=False, blocks=8))
@@ -158,7 +191,7 @@ def test_a_scale_along_the_sum_is_not_taken_out() -> None:
 def test_layers_that_differ_in_scales_alone_share_a_kernel() -> None:
     graph = Graph()
     hidden = "x"
-    for scale, zero in ((0.02, 7), (0.03, 0), (0.05, 200)):
+    for scale, zero in ((0.02, 7), (0.03, 0), (0.05, 200), (0.04, 9)):
         right = graph.add(
             "DequantizeLinear",
             graph.constant(RNG.integers(-128, 128, (16, 16)), np.int8),
@@ -170,8 +203,8 @@ def test_layers_that_differ_in_scales_alone_share_a_kernel() -> None:
     model = graph.model({"x": (F32, ["S", 16])}, hidden, F32)
     regions = regions_of(model)
     specs = [region.spec for region in regions if isinstance(region.spec, ContractionSpec)]
-    assert [spec.acc.dtype for spec in specs] == [DType.I32] * 3
-    assert canonical(specs[0]) == canonical(specs[1])
+    assert [spec.acc.dtype for spec in specs] == [DType.I32] * 4
+    assert canonical(specs[1]) == canonical(specs[2])  # the first one rounds x
     check(model, {"x": RNG.standard_normal((9, 16)).astype(np.float32)}, regions)
 
 
