@@ -1,9 +1,10 @@
 """The product of a block as C: the register tiles of `tile_cpu.h` stamped out, and the function that covers a block.
 
 Full tiles first; the last rows go in two even tiles rather than a full one and a sliver. Rows that are all there are
-take tiles of their own: one or two wider ones, because there each row of B is read for little work and many must be in
-flight; up to twelve of floats narrower ones that hold all of them, because B then is fetched once, beside the work. The
-last rows of many take such a tile, too.
+take tiles of their own. Two rows take wider ones, because there each row of B is read for little work and many must be
+in flight, as does one row; of floats one row takes narrow ones, with several sums a column. Up to twelve rows of floats
+take narrower ones that hold all of them, because B then is fetched once, beside the work. The last rows of many take
+such a tile, too.
 
 Compiling that takes longer than the rest of a kernel, and it is the same for every kernel whose text does not ask for a
 register tile of its own. Products of floats are therefore units that the kernels of a library share: these call them by
@@ -34,6 +35,7 @@ class ProductKind:
     types: tuple[str, str, str]
     stamp: str
     tile: str  # name of a stamped tile, before its shape
+    one_row: str = ""  # the macro of tiles for one row alone, where they are others
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,11 @@ class SharedUnit:
 
 KINDS: dict[tuple[DType, DType, DType, bool], ProductKind] = {  # by the types of a, b and c in memory, and b's pairs
     (DType.F32, DType.F32, DType.F32, False): ProductKind(
-        "product", ("float", "float", "float"), "TILE_MMA({rows}, {vectors}, mma_, f32, float, {own})", "mma_"
+        "product",
+        ("float", "float", "float"),
+        "TILE_MMA({rows}, {vectors}, mma_, f32, float, {own})",
+        "mma_",
+        "TILE_MMA_ONE({vectors}, mma_, f32, float)",
     ),
     **{
         (DType.F32, dtype, DType.F32, False): ProductKind(  # b is widened when it is read
@@ -54,6 +60,7 @@ KINDS: dict[tuple[DType, DType, DType, bool], ProductKind] = {  # by the types o
             ("float", "uint16_t", "float"),
             f"TILE_MMA({{rows}}, {{vectors}}, mma_{dtype}_, {dtype}, uint16_t, {{own}})",
             f"mma_{dtype}_",
+            f"TILE_MMA_ONE({{vectors}}, mma_{dtype}_, {dtype}, uint16_t)",
         )
         for dtype in (DType.F16, DType.BF16)
     },
@@ -201,6 +208,8 @@ def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[
 
 def _product(kind: ProductKind, tile: RegisterTile, target: Target, *, linkage: str = "static ") -> list[str]:
     alone = {rows: _down(max(_widest(rows, target), tile.vectors), target) for rows in WIDE_ROWS}
+    if kind.one_row:  # its columns have several sums each
+        alone[1] = halves(2 * target.smallest_vectors, target)
     if asks_ahead(kind, target) and tile == choose_register_tile(target):
         tall = choose_tall_tiles(target, again=_reads_again(kind))
         alone |= {narrow.rows: halves(narrow.vectors, target) for narrow in tall}
@@ -224,6 +233,8 @@ def _reads_again(kind: ProductKind) -> bool:
 def _stamp(kind: ProductKind, tile: RegisterTile, full: RegisterTile, target: Target) -> str:
     if not target.fits(tile):
         return f"TILE_MMA_TIGHT({tile.rows}, {tile.vectors}, {kind.tile})"
+    if kind.one_row and tile.rows == 1:
+        return kind.one_row.format(vectors=tile.vectors)
     few = 0 if in_tiles(kind) else FEW_ROWS  # pairs of bf16: one row loses a tenth by asking
     own = int(tile.rows <= few or tile.rows > full.rows)
     return kind.stamp.format(rows=tile.rows, vectors=tile.vectors, own=own)

@@ -36,9 +36,10 @@ TASK_CYCLES = 10.0  # of starting a grid point: 0 to 10 with products of 32 step
 HEAD_TASK_CYCLES = 100.0  # of one of attention: 100 with 96 tokens there; of a recurrence, as much
 REDUCTION_CYCLES = 45.0  # from a pass' last vector to what the next one begins with: 4,096 columns on a Zen 5
 LEAST_ROWS = 4  # that a register tile of one row takes as long as: its multiply-adds wait for each other
+LEAST_ROWS_OF_FLOATS = 2  # which have several sums a column: a load and a line asked for with each multiply-add
 LEAST_SUMS = 8  # of one of more rows, for the same reason: two in a cycle, each for four
 SIDE = 0.015  # of fetching B, for each panel past two that one row walks side by side: 0 to 6 %, by where pages lie
-SIDE_PANELS = 4  # that it does
+SIDE_PANELS = 4  # of pairs that it does
 SUM_BYTES = 16  # of a sum that goes on later: its line is fetched, written back, read again and written back again
 SHARPNESS = 8  # how little the shorter of two things at once adds to the longer one
 HIDDEN = 0.75  # share of the shorter of two things at once that the longer one hides
@@ -391,12 +392,13 @@ def _vector_products(of: Contraction, config: Mapping[str, int], machine: Machin
     new, kept = machine.rate(sizes.b * of.depth * of.columns * count), machine.rate(right + left + results)
     panels_first = right / new if of.keeps_left else right / strips * (1 / new + (strips - 1) / kept)
     rows_first = left / machine.rate(sizes.a * of.depth * of.rows + (right if of.columns > config["block_n"] else 0))
-    if m == 1 and not of.rounds_left:  # a panel of bytes is walked alone
+    if m == 1 and sizes.a == 2:  # a panel of bytes is walked alone, of floats two
         panels_first *= 1 + SIDE * max(0, min(-(-n // PANEL), SIDE_PANELS) - 2)
     if of.keeps_left:  # written to the cache when they are computed
         rows_first = left / machine.rate(left + right)
     wide = -(-n // PANEL) * PANEL
-    least = LEAST_ROWS if m == 1 else LEAST_SUMS * machine.target.lanes / min(wide, engine.columns)
+    one_row = LEAST_ROWS_OF_FLOATS if sizes.a == 4 else LEAST_ROWS
+    least = one_row if m == 1 else LEAST_SUMS * machine.target.lanes / min(wide, engine.columns)
     multiply = traffic = 0.0
     begun = 8 * m * n * count / machine.rate(0 if whole else 4 * m * n * count)  # sums, written and read to be finished
     for step in _cuts(of.depth, config["block_k"]):

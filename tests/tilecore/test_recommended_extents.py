@@ -56,9 +56,10 @@ def test_a_bias_is_fetched_by_large_blocks() -> None:
 
 
 @pytest.mark.parametrize("name", ["zen5", "zen3"])
-def test_one_row_walks_few_panels_side_by_side(name: str) -> None:
-    """Four panels were 0 to 12 % slower than two, by where their pages lay; starting more tasks cost nothing."""
-    assert ranked(linear(768, 768, const(1)), name)[0].config["block_n"] == 32
+def test_blocks_of_one_row_are_alike(name: str) -> None:
+    """Its tile walks two panels side by side, whatever the block; starting more tasks costs nothing."""
+    costs = [c.cost for c in ranked(linear(768, 768, const(1)), name) if c.config["block_k"] == 768]
+    assert max(costs) < 1.03 * min(costs)
 
 
 def test_two_rows_fill_a_register_tile() -> None:
