@@ -43,6 +43,7 @@ def optimize(
     target: Target | None = None,
     unpad: str | None = None,
     precision: Literal["f32", "bf16"] = "f32",
+    threads: int | None = None,
 ) -> Report:
     """Fuse `model`, write it to `output` with its library beside it, and say what was fused and what was not.
 
@@ -52,12 +53,13 @@ def optimize(
     of compute capability 8.x (README, limits).
     `unpad` names the input [batch, length] that is 0 at padding: what the model computes for each token by itself is
     then computed for the tokens only, and outputs [batch, length, …] are 0 at the padding. With `precision` "bf16",
-    operands of contractions and attention are rounded to bfloat16; sums, norms and softmax stay float32.
+    operands of contractions and attention are rounded to bfloat16; sums, norms and softmax stay float32. Kernels are
+    made for sessions of so many `threads`: by default those of TILEFUSE_THREADS, else one per core.
     """
     return compiler.optimize(
         Path(model),
         Path(output),
-        options=replace(_options(target, unpad), precision=precision),
+        options=replace(_options(target, unpad, threads), precision=precision),
         progress=lambda stage: None,
         verify=verify,
         inputs=inputs,
@@ -65,14 +67,20 @@ def optimize(
     )
 
 
-def explain(model: str | Path, *, html: str | Path | None = None, target: Target | None = None) -> Report:
+def explain(
+    model: str | Path, *, html: str | Path | None = None, target: Target | None = None, threads: int | None = None
+) -> Report:
     """Say what `optimize` would do; with `html`, write a page that shows the graph, its regions and their kernels."""
     page = None if html is None else Path(html)
-    return compiler.explain(Path(model), options=_options(target), page=page)
+    return compiler.explain(Path(model), options=_options(target, threads=threads), page=page)
 
 
-def _options(target: Target | None, unpad: str | None = None) -> Options:
+def _options(target: Target | None, unpad: str | None = None, threads: int | None = None) -> Options:
     options = replace(Options.from_environment(), unpad=unpad)
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads is {threads}, expected at least 1")
+        options = replace(options, threads=threads)
     return options if target is None else replace(options, target=target)
 
 

@@ -95,7 +95,7 @@ def main() -> None:
     kept: dict[str, Measured] = {}
     if arguments.keep and arguments.keep.exists():
         kept = {name: Measured(**entry) for name, entry in json.loads(arguments.keep.read_text()).items()}
-    options = replace(Options.from_environment(), fuse_all=True, target=detect_profile().target.name)
+    options = replace(Options.from_environment(), fuse_all=True, threads=1, target=detect_profile().target.name)
     for case in cases:
         if name_of(case) not in kept:
             kept[name_of(case)] = measure(case, options, QUICK_SECONDS if arguments.quick else SECONDS)

@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--precision", default="f32", choices=("f32", "bf16"))
     arguments = parser.parse_args()
     options = replace(  # also where ONNX Runtime is known to be faster
-        Options.from_environment(), fuse_all=True, precision=arguments.precision
+        Options.from_environment(), fuse_all=True, precision=arguments.precision, threads=arguments.threads
     )
     toolchain = find_toolchain(options.cache / "objects", options.compiler)
     machine = Machine(measure_profile(toolchain, progress=lambda stage: None), arguments.threads, arguments.precision)

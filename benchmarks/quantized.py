@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     arguments = parser.parse_args()
-    options = Options.from_environment()
+    options = replace(Options.from_environment(), threads=THREADS)
     measured = measure_profile(find_toolchain(options.cache / "objects", options.compiler), progress=lambda stage: None)
     machine = Machine(measured, THREADS, "int8")
     seconds = QUICK_SECONDS if arguments.quick else SECONDS

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     arguments = parser.parse_args()
-    options = Options.from_environment()
+    options = replace(Options.from_environment(), threads=THREADS)
     peak, copy_rate = measure_peak(options, THREADS), measure_copy_rate()
     print(
         f"peak: {peak / 1e9:.1f} G multiply-adds/s, copy {copy_rate / 1e9:.1f} GB/s (read + written), {THREADS} threads"

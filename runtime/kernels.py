@@ -110,7 +110,7 @@ def kernel_writer(
     return KernelWriter(
         profile,
         targets,
-        tuned_store(options, options.threads or profile.cores),
+        tuned_store(options, profile.cores),
         options.cache / "kernels",
         dump,
         options.use,

@@ -1,11 +1,14 @@
 """The machine that kernels are made for: a row of the table, this machine as measured before, or as the system says.
 
+As many of its cores count as `TILEFUSE_THREADS` or a command has threads: the others do nothing for a call.
+
 Invariant: a measured profile is used only on the kind of machine that it was measured on.
 """
 
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from runtime.options import Options
@@ -19,15 +22,22 @@ class ProfileError(Exception):
 def machine_profile(options: Options) -> HardwareProfile:
     """`TILEFUSE_PROFILE`'s row, else what `tilefuse profile` saved here, else what the system says.
 
-    ProfileError when the row does not exist or the saved file cannot be read.
+    It has one core for each of `options.threads`; of this machine's, not more than there are. ProfileError when the
+    row does not exist or the saved file cannot be read.
     """
     if options.profile is not None:
         try:
-            return profile_named(options.profile)
+            row = profile_named(options.profile)
+            return row if options.threads is None else replace(row, cores=options.threads)
         except ValueError as error:
             cards = "; NVIDIA cards are named by --target cuda (H100) and cuda-sm80 (A100)"
             raise ProfileError(f"TILEFUSE_PROFILE: {error}{cards}") from error
-    path = saved_path(options)
+    found = _this_machine(saved_path(options))
+    return found if options.threads is None else replace(found, cores=min(options.threads, found.cores))
+
+
+def _this_machine(path: Path) -> HardwareProfile:
+    """What was saved at `path`, else what the system says."""
     if not path.exists():
         return detect_profile()
     try:

@@ -31,7 +31,8 @@ class Options:
     compiler: str | None = None
     """The C compiler to call (`TILEFUSE_CC`); None looks for one."""
     threads: int | None = None
-    """Threads for running models (`TILEFUSE_THREADS`); None leaves it to ONNX Runtime."""
+    """Threads that models run on, and that kernels are made for (`TILEFUSE_THREADS`, or the command line); None leaves
+    it to ONNX Runtime, which takes one per core."""
     fuse_all: bool = False
     """Fuse regions for which no gain is predicted, too; a choice of the command line, not of the environment."""
     unpad: str | None = None

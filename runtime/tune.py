@@ -64,7 +64,7 @@ def tune(
         fused = fuse(model, options, lambda stage: None, {}, frozenset())
         profile = machine_profile(options)
         toolchain = find_toolchain(options.cache / "objects", options.compiler)
-        store = tuned_store(options, options.threads or profile.cores)
+        store = tuned_store(options, profile.cores)
         groups: dict[Spec, list[tuple[str, str]]] = {}
         for part in fused.parts:
             groups.setdefault(prepare(part.region.spec)[0], []).append((part.region.kind, part.region.label))

@@ -239,7 +239,7 @@ def build(
     extents = {name: _whole(name, value, least=1) for name, value in (config or {}).items() if name in opened}
     why = ""
     if opened and eager is None:
-        extents, why = complete_extents(function, extents, detect_profile(), operands=operands or {})
+        extents, why = complete_extents(function, extents, detect_profile(settings.threads), operands=operands or {})
     traced = trace_all(function, operands=operands, extents=extents, eager=eager)
     programs, result = traced.programs, traced.result
     names = [name for name in inspect.signature(function).parameters if name not in (operands or {})]

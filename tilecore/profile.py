@@ -96,8 +96,11 @@ def profile_named(name: str) -> HardwareProfile:
     raise ValueError(f"unknown profile {name!r}; there are {', '.join(profile.name for profile in PROFILES)}")
 
 
-def detect_profile() -> HardwareProfile:
-    """This machine: the table's row for its best target, with the cores and caches that the system reports."""
+def detect_profile(threads: int = 0) -> HardwareProfile:
+    """This machine: the table's row for its best target, with the cores and caches that the system reports.
+
+    With `threads`, no more of its cores than these have.
+    """
     target = detect_target()
     base = _row_like(_cpu_line("vendor_id"), _cpu_line("cpu family"), target)
     found = {level: cache_size(level) for level in (1, 2, 3)}
@@ -107,7 +110,7 @@ def detect_profile() -> HardwareProfile:
         narrow=narrow,
         bf16_per_cycle=base.bf16_per_cycle if narrow == base.narrow else 0.0,
         name=f"this machine ({platform.machine()})",
-        cores=count_cores(),
+        cores=min(threads or count_cores(), count_cores()),
         l1=found[1] or base.l1,
         l2=found[2] or base.l2,
         l3=found[3] or base.l3,

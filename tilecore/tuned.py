@@ -87,7 +87,7 @@ class Tuned:
         """What there is to choose from."""
         if self.given or not open_extents(self.function.function):
             return self.given
-        return tuple(rank_extents(self.function.function, detect_profile())[: self.top])
+        return tuple(rank_extents(self.function.function, detect_profile(self.function.settings.threads))[: self.top])
 
     def takes(self, dims: Mapping[str, int]) -> dict[str, int]:
         """Those of `dims` that this kernel has: parameters of a function that makes it, or symbols of its tensors."""

@@ -92,12 +92,19 @@ Narrow = Annotated[
     Literal["f32", "bf16"],
     typer.Option("--precision", help="Round operands of contractions and attention to this; sums stay f32."),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", min=1, help="Threads of the sessions that it is for. Default: TILEFUSE_THREADS, else all."
+    ),
+]
 MODEL = "IN.onnx"
 
 
-def _options(fuse_all: bool, target: str | None, unpad: str | None) -> Options:
+def _options(fuse_all: bool, target: str | None, unpad: str | None, threads: int | None) -> Options:
     """The environment's settings with those of the command line."""
     options = replace(Options.from_environment(), fuse_all=fuse_all, unpad=unpad)
+    options = options if threads is None else replace(options, threads=threads)
     return options if target is None else replace(options, target=target)
 
 
@@ -115,6 +122,7 @@ def optimize_command(
     target: TargetChoice = None,
     unpad: Unpad = None,
     precision: Narrow = "f32",
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Fuse a model and write it with its library of kernels beside it."""
@@ -123,7 +131,7 @@ def optimize_command(
         report = optimize(
             model,
             output,
-            options=replace(_options(fuse_all, target, unpad), precision=precision),
+            options=replace(_options(fuse_all, target, unpad, threads), precision=precision),
             progress=lambda stage: status.update(stage),
             verify=check,
             inputs=feeds,
@@ -152,6 +160,7 @@ def explain_command(
     fuse_all: FuseAll = False,
     target: TargetChoice = None,
     unpad: Unpad = None,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Say what would be fused, what not, and why; the model is not touched."""
@@ -159,7 +168,7 @@ def explain_command(
     with Console(stderr=True).status("looking for regions"):
         report = explain(
             model,
-            options=_options(fuse_all, target, unpad),
+            options=_options(fuse_all, target, unpad, threads),
             page=page,
             timings=None if timings is None else read_timings(timings),
         )
@@ -259,6 +268,7 @@ def tune_command(
         list[str] | None,
         typer.Option(metavar="NAME=SIZE", help="Of a Python file: a dim or a parameter of its kernels. Repeat."),
     ] = None,
+    threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Measure the best candidates for every kernel of a model; `optimize` takes the fastest from then on.
@@ -266,6 +276,8 @@ def tune_command(
     Of a Python file, measure the configurations of its kernels under `tilecore.autotune`; calls take the fastest.
     """
     if model.suffix == ".py":
+        if threads is not None:
+            raise typer.BadParameter("--threads is for models; a Python file gives its own to tilecore.jit")
         _tune_functions(model, _dims(dim or ()), as_json)
         return
     if dim:
@@ -274,7 +286,7 @@ def tune_command(
     with Console(stderr=True).status("tuning") as status:
         found = tune(
             model,
-            options=Options.from_environment(),
+            options=_options(False, None, None, threads),
             progress=lambda stage: status.update(f"tuning: {stage}"),
             top=top,
             sizes=size or SIZES,

@@ -38,14 +38,15 @@ class Compiler:
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
 
-    def optimize(self, model: Path, output: Path, unpad: str | None) -> None:
-        """Fuse `model` and write it to `output`; `unpad` is the mask by which padding is left out, if any.
+    def optimize(self, model: Path, output: Path, settings: Settings) -> None:
+        """Fuse `model` for sessions with those settings and write it to `output`.
 
         Raises:
             ModelError: it cannot be fused, or the server is stopping.
         """
         command = [sys.executable, "-c", _OPTIMIZE, "optimize", str(model), "-o", str(output), "--json"]
-        command += [] if unpad is None else ["--unpad", unpad]
+        command += [] if settings.unpad is None else ["--unpad", settings.unpad]
+        command += [] if settings.threads is None else ["--threads", str(settings.threads)]
         with self._lock:
             if self._stopped:
                 raise ModelError("the server is stopping")
@@ -87,7 +88,7 @@ def make_loader(options: Options, *, optimize_first: bool = False) -> Loader:
         optimize=compiler.optimize,
         open_session=open_session,
         cache=options.cache,
-        fingerprint=f"{compiler_fingerprint()} {options.target}",
+        fingerprint=f"{compiler_fingerprint()} {options.target} {options.threads or 'all'} threads",
         optimize_first=optimize_first,
         stop=compiler.stop,
     )

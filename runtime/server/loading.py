@@ -30,9 +30,9 @@ LEAST_WORTH = 4 * 2**20
 class Loader:
     """How a model file becomes a session."""
 
-    optimize: Callable[[Path, Path, str | None], None]
-    """Fuses the model at the first path and writes it, with its library, to the second, without computing padding if
-    there is a mask's name. Raises `ModelError`."""
+    optimize: Callable[[Path, Path, Settings], None]
+    """Fuses the model at the first path and writes it, with its library, to the second, for sessions with those
+    settings. Raises `ModelError`."""
     open_session: Callable[[Path, Settings, bool], InferenceSession]
     """Opens a model, fused or not as the flag says. Raises `ModelError` or ONNX Runtime's own errors."""
     cache: Path
@@ -50,12 +50,14 @@ class Loader:
         Raises:
             ModelError: it cannot be optimised.
         """
-        unpad = _unpad(settings)
+        parts = [self.fingerprint]
+        parts += [] if settings.unpad is None else [f"without padding by {settings.unpad}"]
+        parts += [] if settings.threads is None else [f"for {settings.threads} threads"]
         return optimized_twin(
             files,
             cache=self.cache,
-            fingerprint=self.fingerprint if unpad is None else f"{self.fingerprint} without padding by {unpad}",
-            optimize=(lambda model, output: self.optimize(model, output, unpad)) if make else None,
+            fingerprint=" ".join(parts),
+            optimize=(lambda model, output: self.optimize(model, output, settings)) if make else None,
         )
 
 
@@ -105,14 +107,9 @@ def load_fused(model: Model, files: Files, loader: Loader) -> Model:
         raise ModelError(f"cannot read {error.filename}: {error.strerror or error}") from error
 
 
-def _unpad(settings: Settings) -> str | None:
-    """The mask by which a model is to leave out padding."""
-    return settings.padding.mask if settings.padding is not None and settings.padding.unpad else None
-
-
 def _check_padding(files: Files, settings: Settings) -> None:
     """ModelError when a model that is served as it is computes padding that the settings want left out."""
-    wanted = _unpad(settings)
+    wanted = settings.unpad
     if wanted is not None and padding_mask(onnx.load_model(files.model, load_external_data=False)) != wanted:
         raise ModelError(
             f"tilefuse.toml has padding.unpad, but {files.model.name} is served as it is and computes padding: make it "

@@ -172,6 +172,11 @@ class Settings:
     warnings: tuple[str, ...] = ()
     """What the files ask for and this server does not do."""
 
+    @property
+    def unpad(self) -> str | None:
+        """The mask by which a model is to leave out padding."""
+        return self.padding.mask if self.padding is not None and self.padding.unpad else None
+
 
 def require_one_of(path: Path, key: str, value: str, accepted: tuple[str, ...]) -> None:
     """Raise a SettingsError unless `value` is empty or accepted."""

@@ -109,10 +109,10 @@ def save_slow(path: Path) -> None:
     )
 
 
-def plain_loader(cache: Path, optimize: Callable[[Path, Path, str | None], None] | None = None) -> Loader:
+def plain_loader(cache: Path, optimize: Callable[[Path, Path, Settings], None] | None = None) -> Loader:
     """A loader without a compiler: what it optimises is a copy, unless `optimize` does something else."""
 
-    def copy(model: Path, output: Path, unpad: str | None) -> None:
+    def copy(model: Path, output: Path, settings: Settings) -> None:
         shutil.copy(model, output)
 
     def open_session(path: Path, settings: Settings, fused: bool) -> ort.InferenceSession:

@@ -268,7 +268,21 @@ def test_tune_passes_its_arguments(run: Run, replace: Any, model: Path) -> None:
         assert text in outcome.out
     found = json.loads(run("tune", model, "--json").out)
     assert recorder.named["sizes"] == (128, 512)
+    assert recorder.named["options"].threads is None
     assert found["kernels"][0]["microseconds"] == {"n=128": [20.0, 15.5]}
+
+
+@pytest.mark.parametrize("command", ["optimize", "explain", "tune"])
+def test_threads_of_the_sessions_come_before_the_environments(
+    command: str, run: Run, replace: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = replace(command, () if command == "tune" else REPORT)
+    output = ("-o", model.with_name("out.onnx")) if command == "optimize" else ()
+    monkeypatch.setenv("TILEFUSE_THREADS", "3")
+    for given, threads in ((), 3), (("--threads", "1"), 1):
+        assert run(command, model, *output, *given).status == 0
+        assert recorder.named["options"].threads == threads
+    assert "Invalid value for '--threads'" in run(command, model, *output, "--threads", "0").err
 
 
 KERNELS = """
@@ -299,6 +313,7 @@ def test_tune_measures_kernels_of_a_python_file(run: Run, tmp_path: Path) -> Non
     assert outcome.status == 1
     assert "has no kernel under tilecore.autotune" in outcome.err
     assert "expected NAME=SIZE" in run("tune", path, "--dim", "n").err
+    assert "--threads is for models" in run("tune", path, "--threads", "1").err
 
 
 def test_a_missing_or_broken_model_is_one_line(run: Run, tmp_path: Path, model: Path) -> None:

@@ -22,6 +22,7 @@ from runtime.server.errors import LoadFailedError, NotFoundError
 from runtime.server.folders import RepositoryError
 from runtime.server.model import ModelError
 from runtime.server.repository import Repository
+from runtime.server.settings import Settings
 from runtime.server.warmup import made_up_inputs
 
 UNFUSED = "optimize = false\n"
@@ -218,7 +219,7 @@ def test_unloading_waits_for_models_that_were_replaced(tmp_path: Path) -> None:
     save_double(root / "double" / "1" / "model.onnx")
     go = threading.Event()
 
-    def optimize(model: Path, output: Path, unpad: str | None) -> None:
+    def optimize(model: Path, output: Path, settings: Settings) -> None:
         assert go.wait(30)
         shutil.copy(model, output)
 
@@ -271,7 +272,7 @@ def test_a_plain_model_is_served_while_it_is_optimised(tmp_path: Path) -> None:
     save_double(root / "double" / "1" / "model.onnx")
     go = threading.Event()
 
-    def optimize(model: Path, output: Path, unpad: str | None) -> None:
+    def optimize(model: Path, output: Path, settings: Settings) -> None:
         assert go.wait(30)
         save_double(output, factor=4.0)
 
@@ -291,7 +292,7 @@ def test_a_model_that_cannot_be_optimised_stays_and_says_why(tmp_path: Path, cap
     root = tmp_path / "models"
     save_double(root / "double" / "1" / "model.onnx")
 
-    def refuse(model: Path, output: Path, unpad: str | None) -> None:
+    def refuse(model: Path, output: Path, settings: Settings) -> None:
         raise ModelError("no C compiler was found")
 
     with running(root, plain_loader(tmp_path / "cache", refuse)) as (server, stub):
@@ -304,7 +305,7 @@ def test_a_model_that_was_reloaded_meanwhile_is_not_replaced(root: Path, tmp_pat
     (root / "double" / "tilefuse.toml").unlink()
     go, done = threading.Event(), threading.Event()
 
-    def optimize(model: Path, output: Path, unpad: str | None) -> None:
+    def optimize(model: Path, output: Path, settings: Settings) -> None:
         assert go.wait(30)
         save_double(output, factor=100.0)
         done.set()

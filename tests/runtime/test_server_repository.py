@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import InferenceSession
 from served_models import save_double, save_identity, save_pair
 
+from runtime.server.compiling import Compiler
 from runtime.server.control import Control
 from runtime.server.errors import NotFoundError
 from runtime.server.external_data import external_locations
@@ -28,12 +29,14 @@ class CountingLoader:
 
     def __init__(self, cache: Path) -> None:
         self.optimized: list[Path] = []
+        self.settings: list[Settings] = []
         self.loader = Loader(
             optimize=self._optimize, open_session=self._open, cache=cache, optimize_first=True, fingerprint="1"
         )
 
-    def _optimize(self, model: Path, output: Path, unpad: str | None) -> None:
+    def _optimize(self, model: Path, output: Path, settings: Settings) -> None:
         self.optimized.append(model)
+        self.settings.append(settings)
         if model.parent.parent.name == "unfit":
             raise ModelError("a region of it cannot be compiled")
         shutil.copy(model, output)
@@ -119,6 +122,30 @@ def test_a_plain_model_is_optimised_once_per_content(root: Path, loading: Counti
     assert np.asarray(repository.find("double", "").session.run(["y"], {"x": x})[0]).tolist() == [[5.0] * 4]
     leftovers = [path for path in (loading.loader.cache / "models").iterdir() if path.name.startswith(".")]
     assert not leftovers
+
+
+def test_sessions_of_other_threads_have_kernels_of_their_own(root: Path, loading: CountingLoader) -> None:
+    save_versions(root / "double", (1,))
+    load(root, loading)
+    for threads, times in (1, 2), (2, 3), (1, 3):
+        (root / "double" / "tilefuse.toml").write_text(f"threads = {threads}\n")
+        load(root, loading)
+        assert len(loading.optimized) == times
+    assert [settings.threads for settings in loading.settings] == [None, 1, 2]
+
+
+def test_the_compiler_is_told_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def start(command: list[str], **named: object) -> None:
+        commands.append(command)
+        raise OSError("not here")
+
+    monkeypatch.setattr("runtime.server.compiling.subprocess.Popen", start)
+    for settings in Settings(), Settings(threads=3):
+        with pytest.raises(OSError, match="not here"):
+            Compiler().optimize(tmp_path / "in.onnx", tmp_path / "out.onnx", settings)
+    assert [command[-2:] == ["--threads", "3"] for command in commands] == [False, True]
 
 
 def test_optimising_can_be_switched_off(root: Path, loading: CountingLoader) -> None:

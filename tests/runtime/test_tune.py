@@ -18,6 +18,9 @@ from tilecore.compile import prepare
 from tilecore.contract.spec import Spec
 from tilecore.profile import PROFILES, HardwareProfile, detect_profile, profile_named
 from tilecore.recommend import recommend
+from tilecore.target import target_named
+
+V4 = target_named("x86-64-v4")
 
 
 def quiet(stage: str) -> None:
@@ -48,6 +51,27 @@ def test_the_saved_profile_is_used_and_the_environment_comes_first(options: Opti
     save_profile(measured, options)
     assert machine_profile(options) == measured
     assert machine_profile(replace(options, profile="zen4")) == profile_named("zen4")
+
+
+def test_a_machine_has_as_many_cores_as_there_are_threads(options: Options) -> None:
+    cores = detect_profile().cores
+    assert machine_profile(replace(options, threads=1)) == replace(detect_profile(), cores=1)
+    assert machine_profile(replace(options, threads=cores + 7)).cores == cores, "there are no more of them"
+    assert machine_profile(replace(options, threads=16, profile="zen4")) == replace(profile_named("zen4"), cores=16)
+    save_profile(replace(detect_profile(), l2_bytes=7.0), options)
+    assert machine_profile(replace(options, threads=1)) == replace(detect_profile(), l2_bytes=7.0, cores=1)
+
+
+def test_kernels_are_chosen_for_the_threads_that_will_run(tmp_path: Path, options: Options) -> None:
+    """Predictions of regions, too: both ask the same machine."""
+    model, chosen = write(regions.linear(depth=768, columns=768), tmp_path / "linear.onnx"), set[str]()
+    for threads in (1, 16):
+        own = replace(options, threads=threads, profile="zen4", target="x86-64-v4", fuse_all=False)
+        (part,) = fuse(model, own, quiet, {}, frozenset()).parts
+        wanted = recommend(prepare(part.region.spec)[0], replace(profile_named("zen4"), cores=threads), V4)
+        assert part.kernel.config == wanted.config
+        chosen.add(f"{config_text(wanted.config)} {part.region.predicted}")
+    assert len(chosen) == 2
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
@@ -128,7 +152,7 @@ def test_numbers_without_axes_are_inputs_as_they_are(tmp_path: Path, options: Op
 def test_optimize_takes_what_tuning_found(tmp_path: Path, options: Options) -> None:
     model = linear(tmp_path)
     (kernel,) = tune(model, options=options, progress=quiet, top=2, sizes=(16, 40))
-    store = tuned_store(options, options.threads or machine_profile(options).cores)
+    store = tuned_store(options, machine_profile(options).cores)
     spec = spec_of(model, options)
     assert set(store.times(spec)) == {"batch=1,seq=16", "batch=1,seq=64"}
     assert all(time > 0 for row in store.times(spec).values() for time in row.values())
@@ -141,3 +165,19 @@ def test_optimize_takes_what_tuning_found(tmp_path: Path, options: Options) -> N
     report = optimize(model, tmp_path / "out.onnx", options=options, progress=quiet)
     assert report.regions[0].kernel == "matmul(block_k=8, block_m=6, block_n=16)"
     assert not report.faults
+
+
+@pytest.mark.cpu
+def test_what_was_tuned_for_one_thread_is_for_one_thread(tmp_path: Path, options: Options) -> None:
+    model, one, many = linear(tmp_path), replace(options, threads=1), replace(options, profile="zen4", threads=3)
+    tune(model, options=one, progress=quiet, top=2, sizes=(16,))
+    spec = spec_of(model, options)
+    assert tuned_store(options, 1).best(spec) is not None
+    assert tuned_store(options, 3).best(spec) is None
+    odd = {"block_m": 6, "block_n": 16, "block_k": 8}
+    for name in tuned_store(options, 1).times(spec):
+        tuned_store(options, 1).add(spec, name, {config_text(odd): 1.0})
+    (part,) = fuse(model, one, quiet, {}, frozenset()).parts
+    assert part.kernel.config == odd
+    (part,) = fuse(model, many, quiet, {}, frozenset()).parts
+    assert part.kernel.config != odd
