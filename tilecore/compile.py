@@ -100,7 +100,7 @@ def compile_spec(
     sides = packed_spec.inputs, outputs_of(packed_spec)
     signature = Signature(PLACEHOLDER, *sides, work_of(packed_spec), spec.requires, packed_spec.lookups)
     needed = targets_of(program, targets)
-    sizes = int(profile.l3 * profile.kept), profile.l2
+    sizes = profile.kept_bytes, profile.l2
     texts = {target.name: _emit(program, special, signature, target, sizes) for target in needed}
     name = kernel_name(label, texts)
     sources = {target: text.replace(PLACEHOLDER, name) for target, text in texts.items()}

@@ -18,7 +18,7 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """One CPU: caches in bytes per core (`l3` shared), multiply-adds per cycle, bytes read per cycle from each level.
+    """One CPU: caches in bytes per core (`l3` of one last cache), multiply-adds per cycle, bytes read per cycle from each level.
 
     All of it is of one core while all of them are at work.
     """
@@ -38,13 +38,20 @@ class HardwareProfile:
     int8_per_cycle: float = 0.0  # products of bytes that the best instruction for them does
     bf16_per_cycle: float = 0.0  # 0: no such instruction
     narrow: str = ""  # the row of the table of targets that products of bf16 take; "": they are widened
-    kept: float = 1 / 3  # share of the last cache that what a call reads and writes may take, for results to stay there
+    kept: float = 1 / 3  # share of last caches that what a call reads and writes may take, for results to stay there
     shown: float = 0.75  # share of fetching a tile's keys and values for an attention that shows beside multiply-adds
+    l3_cores: int = 0  # that share a last cache; 0: all of them
 
     @property
     def macs_per_cycle(self) -> float:
         """f32 multiply-adds per cycle of one core."""
         return self.fma_per_cycle * self.target.lanes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What a call on all cores may read and write for its results to stay in the last caches that these have."""
+        caches = -(-self.cores // self.l3_cores) if self.l3_cores else 1
+        return int(self.l3 * self.kept) * caches
 
     def to_json(self) -> dict[str, object]:
         """The fields by name; the target is its name."""
@@ -57,7 +64,8 @@ class HardwareProfile:
         profile = HardwareProfile(**values)
         numbers = {name: value for name, value in asdict(profile).items() if name not in ("name", "target", "narrow")}
         wrong = [n for n, value in numbers.items() if not isinstance(value, int | float) or value < 0]
-        wrong += [n for n, value in numbers.items() if not n.endswith("8_per_cycle") and n[:4] != "bf16" and not value]
+        none = {"int8_per_cycle", "bf16_per_cycle", "l3_cores"}  # that may be 0
+        wrong += [n for n, value in numbers.items() if n not in none and not value]
         if wrong:
             raise ValueError(f"not a positive number: {', '.join(wrong)}")
         if profile.narrow:
@@ -70,7 +78,9 @@ _AMX, _DOT = (target.name for target in TARGETS if target.base)
 
 PROFILES: tuple[HardwareProfile, ...] = (
     HardwareProfile("zen4", _V4, 2, 32 << 10, 1 << 20, 32 << 20, 1.0, 64, 32, 20, 6, 3.7e9, 64, 32, _DOT, 2 / 3),
-    HardwareProfile("zen5", _V4, 2, 48 << 10, 1 << 20, 32 << 20, 2.0, 121, 60, 31, 8, 4.2e9, 128, 64, _DOT, 0.8, 0.05),
+    HardwareProfile(
+        "zen5", _V4, 2, 48 << 10, 1 << 20, 32 << 20, 2.0, 121, 60, 31, 8, 4.2e9, 128, 64, _DOT, 0.55, 0.05, 1
+    ),
     HardwareProfile("zen3", _V3, 2, 32 << 10, 512 << 10, 32 << 20, 2.0, 64, 32, 20, 6, 3.0e9, 32),
     HardwareProfile("sapphire-rapids", _V4, 2, 48 << 10, 2 << 20, 60 << 20, 2.0, 128, 48, 12, 6, 2.6e9, 128, 512, _AMX),
     HardwareProfile("avx2-desktop", _V3, 4, 32 << 10, 256 << 10, 8 << 20, 2.0, 64, 32, 16, 6, 3.6e9, 32),
@@ -99,7 +109,8 @@ def profile_named(name: str) -> HardwareProfile:
 def detect_profile(threads: int = 0) -> HardwareProfile:
     """This machine: the table's row for its best target, with the cores and caches that the system reports.
 
-    With `threads`, no more of its cores than these have.
+    With `threads`, no more of its cores than these have. Which cores share a last cache a virtual machine is not told:
+    there the row says.
     """
     target = detect_target()
     base = _row_like(_cpu_line("vendor_id"), _cpu_line("cpu family"), target)
@@ -114,6 +125,7 @@ def detect_profile(threads: int = 0) -> HardwareProfile:
         l1=found[1] or base.l1,
         l2=found[2] or base.l2,
         l3=found[3] or base.l3,
+        l3_cores=base.l3_cores if "hypervisor" in _cpu_line("flags").split() else _cores_of_last_cache(),
     )
 
 
@@ -154,6 +166,16 @@ def count_cores() -> int:
     """The cores that this process may run on; threads that share one count once."""
     threads = os.sched_getaffinity(0)
     return len({_core_of(thread) for thread in threads}) or 1
+
+
+def _cores_of_last_cache() -> int:
+    """The cores that share the first processor's last cache; 0 where the system does not say."""
+    path = TOPOLOGY / "cpu0" / "cache" / "index3" / "shared_cpu_list"
+    if not path.exists():
+        return 0
+    runs = [run.partition("-") for run in path.read_text().strip().split(",")]
+    threads = [thread for first, _, last in runs for thread in range(int(first), int(last or first) + 1)]
+    return len({_core_of(thread) for thread in threads})
 
 
 def _core_of(thread: int) -> tuple[str, ...]:

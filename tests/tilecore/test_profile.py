@@ -64,6 +64,36 @@ def test_a_machine_has_one_key_and_at_least_a_core() -> None:
     assert count_cores() >= 1
 
 
+@pytest.mark.parametrize(("cores", "sharing", "caches"), [(1, 0, 1), (16, 0, 1), (1, 1, 1), (3, 1, 3), (9, 8, 2)])
+def test_results_are_kept_in_the_last_caches_of_the_cores_at_work(cores: int, sharing: int, caches: int) -> None:
+    profile = replace(profile_named("zen5"), cores=cores, l3=1000, l3_cores=sharing, kept=0.5)
+    assert profile.kept_bytes == 500 * caches
+    assert HardwareProfile.from_json(profile.to_json()) == profile
+
+
+@pytest.mark.parametrize(
+    ("flags", "listed", "cores"), [("avx2", "0-1,4-5", 2), ("avx2", None, 0), ("hypervisor", "0-5", 1)]
+)
+def test_who_shares_a_last_cache_is_asked_where_the_system_knows(
+    flags: str, listed: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads 0 and 4, and 1 and 5, are of one core each."""
+    for thread in range(6):
+        folder = tmp_path / f"cpu{thread}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text("0\n")
+        (folder / "core_id").write_text(f"{thread % 4}\n")
+    (tmp_path / "cpu0" / "cache" / "index3").mkdir(parents=True)
+    files = {"level": "3", "type": "Unified", "size": "32768K"} | ({"shared_cpu_list": listed} if listed else {})
+    for name, text in files.items():
+        (tmp_path / "cpu0" / "cache" / "index3" / name).write_text(f"{text}\n")
+    lines = {"vendor_id": "AuthenticAMD", "cpu family": "26", "flags": flags}
+    monkeypatch.setattr(profile_module, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(profile_module, "_cpu_line", lambda field: lines.get(field, ""))
+    monkeypatch.setattr(profile_module, "detect_target", lambda: target_named("x86-64-v4"))
+    assert detect_profile().l3_cores == cores
+
+
 @pytest.mark.cpu
 def test_measuring_finds_rates_that_a_processor_can_have(object_cache: Path) -> None:
     """Bounds that every processor of the last ten years keeps, with room for a busy machine."""

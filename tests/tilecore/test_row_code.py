@@ -58,6 +58,17 @@ def function(name: str) -> Callable[[np.ndarray], np.ndarray]:
     return {"sigmoid": lambda x: 1 / (1 + np.exp(-x)), "erf": np.vectorize(erf)}.get(name) or getattr(np, name)
 
 
+def test_how_large_a_call_is_whose_results_pass_the_caches_by_follows_from_the_cores_at_work() -> None:
+    """Each of two cores has a last cache of its own here, half of which results may fill."""
+    spec = row_spec(lambda x, _: x * 2.0)
+    for cores, room in (1, 1 << 20), (2, 2 << 20):
+        profile = replace(PROFILE, cores=cores, l3=2 << 20, l3_cores=1, kept=0.5)
+        kernel = compile_spec(spec, label="Test", profile=profile, targets=(PROFILE.target,), config={"block_m": 3})
+        text = kernel.sources[PROFILE.target.name]
+        (large,) = re.findall(r"if \((\w+)\) streams_done", text)
+        assert re.search(rf"int32_t {large} = \w+ >= {room};", text), text
+
+
 @each_target
 @pytest.mark.parametrize(
     ("name", "low", "high", "units"),
