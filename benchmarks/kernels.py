@@ -8,9 +8,11 @@ it has one for the case) and OpenVINO where it is installed take turns in one pr
 without products are left out. Out: rows in the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor",
 "error"}`, medians in microseconds; `floor` is the longest of three times: the multiply-adds at the measured peak, the
 exponentials or GELUs of programs over rows at theirs, and the bytes (each tensor once) at the measured rate of the
-cache level that holds them, read or copied. The first size of every kernel is checked by `verify`; `error` is the
-largest difference from ONNX Runtime relative to the root mean square of the output's row. Cases of odd sizes are
-followed by their time per multiply-add relative to that of the round size.
+cache level that holds them, read or copied. Cases named `copy:` are 2 · x + 1 and x + y + 1 over as many bytes as the
+programs over rows move, which is what can be reached of these floors through a session; "onnxruntime fused" is one
+operator there, x · 2 or x + y. Inputs begin at a cache line. The first size of every kernel is checked by `verify`;
+`error` is the largest difference from ONNX Runtime relative to the root mean square of the output's row. Cases of odd
+sizes are followed by their time per multiply-add relative to that of the round size.
 """
 
 import argparse
@@ -43,6 +45,7 @@ from runtime.compile import optimize
 from runtime.options import Options
 from runtime.session import load
 from runtime.verify import verify
+from tilecore.aligned import aligned
 from tilecore.measure import Measured, measure_profile
 from tilecore.toolchain import find_toolchain
 
@@ -252,6 +255,30 @@ def rows() -> Iterator[Family]:
     yield Family(regions.rope, (row("RoPE 32×512×128", shapes, "x"),))
 
 
+def copies() -> Iterator[Family]:
+    """Next to no work on the bytes of each program over rows: what a session reaches of the floors that these have."""
+    doubled = ((512, 768), (512, 4096), (6144, 512), (512, 3072), (16384, 128))
+    summed = ((512, 768), (512, 4096), (512, 11008))
+    for kind, names, all_sizes in (("double", ("x",), doubled), ("sum", ("x", "up"), summed)):
+        for rows, width in all_sizes:
+            case = f"copy: {'2·x' if kind == 'double' else 'x + y'} + 1 {rows}×{width}"
+            point = row(case, dict.fromkeys(names, (1, rows, width)), "x")
+            yield Family(
+                lambda kind=kind, width=width: regions.pointwise(kind, hidden=width),
+                (point,),
+                lambda names=names: one_operator(names),
+            )
+
+
+def one_operator(names: tuple[str, ...]) -> onnx.ModelProto:
+    """y = x · 2, or x + up."""
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, "rows", "width")) for name in (*names, "y")]
+    two = helper.make_tensor("two", TensorProto.FLOAT, (), (2.0,))
+    node = helper.make_node("Add", names, ["y"]) if len(names) == 2 else helper.make_node("Mul", ["x", "two"], ["y"])
+    graph = helper.make_graph([node], "copy", tensors[:-1], tensors[-1:], [two] if len(names) == 1 else [])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", regions.OPSET)], ir_version=8)
+
+
 def row(name: str, inputs: Shapes, like: str, *, quick: bool = False) -> Point:
     """A program that gives out a tensor as large as input `like`."""
     moved = 4 * (sum(map(prod, inputs.values())) + prod(inputs[like]))
@@ -279,7 +306,7 @@ def main() -> None:
     print(machine.text)
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
-        for family in (*linears(), *attentions(), *decodes(), *rows()):
+        for family in (*linears(), *attentions(), *decodes(), *rows(), *copies()):
             points = [p for p in family.points if arguments.only in p.name and (p.quick or not arguments.quick)]
             if options.precision == "bf16":
                 points = [point for point in points if point.multiply_adds]
@@ -440,7 +467,7 @@ def make_feeds(point: Point) -> Feeds:
         if name == "mask":
             feeds[name] = (np.arange(shape[-1]) < shape[-1] * 0.9).astype(np.int64)[None]
         else:
-            feeds[name] = rng.standard_normal(shape, dtype=np.float32)
+            feeds[name] = aligned(rng.standard_normal(shape, dtype=np.float32))
     return feeds
 
 

@@ -31,6 +31,7 @@ KINDS: Mapping[str, Sequence[str]] = {
     "decoding": ("decode",),
     "products of bytes": ("int8 QDQ",),
     "packed weights": ("weights in blocks",),
+    "plain copies of the rows' bytes": ("copy:",),
     "rows": ("",),
 }
 OURS = ("ours f32", "ours in float32")  # no peers

@@ -106,18 +106,26 @@ def norm(*, hidden: int = 768, rms: bool = False, skip: bool = False) -> onnx.Mo
 
 
 def pointwise(kind: str, *, hidden: int = 3072) -> onnx.ModelProto:
-    """f32 [batch, seq, hidden] → the same shape; "softmax", "gelu", or "swiglu" of x and a second input, `up`."""
+    """f32 [batch, seq, hidden] → same shape: "softmax", "gelu" or "double" of x, "swiglu" or "sum" of x and `up`.
+
+    "double" is 2 · x + 1 and "sum" x + up + 1: next to nothing is computed, in two nodes.
+    """
     g = GraphWriter(OPSET)
     x = g.input("x", np.float32, ("batch", "seq", hidden))
     if kind == "softmax":
         g.op("Softmax", x, axis=-1, out="y")
     elif kind == "gelu":
         _gelu(g, x)
-    elif kind == "swiglu":
+    elif kind == "double":
+        g.op("Add", g.op("Mul", x, g.constant(2.0)), g.constant(1.0), out="y")
+    elif kind in ("swiglu", "sum"):
         up = g.input("up", np.float32, ("batch", "seq", hidden))
-        g.op("Mul", g.op("Mul", x, g.op("Sigmoid", x)), up, out="y")
+        if kind == "sum":
+            g.op("Add", g.op("Add", x, up), g.constant(1.0), out="y")
+        else:
+            g.op("Mul", g.op("Mul", x, g.op("Sigmoid", x)), up, out="y")
     else:
-        raise ValueError(f"no pointwise region {kind!r}: there are softmax, gelu and swiglu")
+        raise ValueError(f"no pointwise region {kind!r}: there are softmax, gelu, double, swiglu and sum")
     g.output("y", np.float32, ("batch", "seq", hidden))
     return g.finish()
 

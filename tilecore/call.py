@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tilecore.aligned import LINE
 from tilecore.compile import HEADERS, Kernel
 from tilecore.contract.spec import outputs_of
 from tilecore.link import Linkable, Objects, link_kernels
 from tilecore.target import Target
 from tilecore.toolchain import Source, Toolchain, load_library
-
-LINE = 64  # bytes that scratch is aligned to
 
 
 class KernelError(ValueError):
@@ -175,7 +174,7 @@ class CompiledKernel:
         stride = -(-_COUNT(table.scratch)(symbols) // LINE) * LINE
         whole = np.full(stride * threads + LINE, 0xFF, np.uint8)
         scratch = whole[-whole.ctypes.data % LINE :]
-        pointers = (_pointers(arrays), _pointers(outputs))
+        pointers = (pointers_to(arrays), pointers_to(outputs))
         self.native.look_at(symbols, pointers[0])
         return Call(symbols, *pointers, arrays, outputs, scratch, stride, _COUNT(table.tasks)(symbols))
 
@@ -200,7 +199,8 @@ def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape)
 
 
-def _pointers(arrays: Sequence[np.ndarray]) -> "ctypes.Array[ctypes.c_void_p]":
+def pointers_to(arrays: Sequence[np.ndarray]) -> "ctypes.Array[ctypes.c_void_p]":
+    """The addresses of arrays, as kernels take them."""
     return (ctypes.c_void_p * max(1, len(arrays)))(*(a.ctypes.data for a in arrays))
 
 

@@ -18,7 +18,7 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """One CPU: caches in bytes per core (`l3` of one last cache), multiply-adds per cycle, bytes read per cycle from each level.
+    """One CPU: caches in bytes per core (`l3` of one last cache), multiply-adds and bytes read of each level a cycle.
 
     All of it is of one core while all of them are at work.
     """

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecore.call import Call, CompiledKernel, load_kernels
+from tilecore.aligned import aligned
+from tilecore.call import Call, CompiledKernel, load_kernels, pointers_to
 from tilecore.compile import Kernel, compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
@@ -89,19 +90,23 @@ def _typical(taken: np.ndarray) -> list[float]:
 
 
 def _in_one_place(calls: Sequence[Call]) -> list[Call]:
-    """The calls with one memory for their results and one for their tiles.
+    """The calls with one memory for their results, which begin at cache lines, and one for their tiles.
 
     Which sets of a cache pages fall into is luck: with memory of its own, each kernel has a luck of its own, which made
     equal kernels differ by 5 %.
     """
-    results, tiles = calls[0], max(calls, key=lambda call: call.scratch.size)
-    return [replace(c, outputs=results.outputs, results=results.results, scratch=tiles.scratch) for c in calls]
+    results = tuple(map(aligned, calls[0].results))
+    outputs, tiles = pointers_to(results), max(calls, key=lambda call: call.scratch.size)
+    return [replace(call, outputs=outputs, results=results, scratch=tiles.scratch) for call in calls]
 
 
 def make_inputs(kernel: Kernel, sizes: Sizes) -> list[np.ndarray]:
-    """Arrays for a kernel: small random floats, zeros for integers, which are positions in any table, and true."""
+    """Arrays for a kernel: small random floats, zeros for integers, which are positions in any table, and true.
+
+    They begin at cache lines.
+    """
     rng = np.random.default_rng(0)
-    return [_array(tensor, sizes, rng) for tensor in kernel.spec.inputs]
+    return [aligned(_array(tensor, sizes, rng)) for tensor in kernel.spec.inputs]
 
 
 def _array(tensor: Tensor, sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
