@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from tilecore.back_and_forth import walk_back_and_forth
 from tilecore.below_maximum import without_overflow
 from tilecore.blocks import finish_in_blocks
 from tilecore.canonical import canonical
@@ -198,7 +199,8 @@ def _emit(
 ) -> str:
     """The C text; `sizes` are bytes from which on calls are large and far, as `store_past_caches` takes them."""
     own = special and Special(special.condition, _lowered(special.program, target))
-    made = repeat_together(store_past_caches(_lowered(program, target), *sizes), sizes[1])
+    made = store_past_caches(walk_back_and_forth(_lowered(program, target)), *sizes)
+    made = repeat_together(made, sizes[1])
     return emit_c(made, signature, target, own)
 
 

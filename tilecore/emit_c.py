@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Load, Op, Var, binary, const, loads, variables, walk
+from tilecore.contract.expr import Const, Expr, Load, Var, binary, const, loads, variables
 from tilecore.contract.spec import extent_of
 from tilecore.emit_blocks import emit_blocks
 from tilecore.emit_expr import (
@@ -27,7 +27,6 @@ from tilecore.emit_expr import (
     unrounded,
 )
 from tilecore.emit_host import (
-    COMPARE,
     Signature,
     Special,
     aligned,
@@ -50,6 +49,7 @@ from tilecore.emit_product import (
 )
 from tilecore.emit_stream import emit_byte_stream, emit_rounding, emit_stream
 from tilecore.graph import split_affine
+from tilecore.jumps import jumps
 from tilecore.large_results import goes_past
 from tilecore.loops import (
     FIRST_TASK,
@@ -94,7 +94,6 @@ PRINTED = {
     DType.F32: ("%g", "double"), DType.F64: ("%g", "double"), DType.I32: ("%d", "int"),
     DType.I64: ("%lld", "long long"), DType.BOOL: ("%d", "int"),
 }  # fmt: skip
-STEPS = {"round", "floor", "ceil", "floordiv", "mod", "reinterpret"}  # operations of floats that change in steps
 SHORT_BODY = 8  # operations: below this, a reduction waits for its own latency unless several run at once
 
 
@@ -143,7 +142,7 @@ class _Kernel(Expressions):
     """Prints the statements of one loop program."""
 
     def __init__(self, program: LoopProgram, symbols: dict[str, str], target: Target) -> None:
-        super().__init__(symbols, exact=_jumps(program))
+        super().__init__(symbols, exact=jumps(program))
         self.checks: list[Check] = []
         self.streaming = ""  # C: whether stores of results go past the caches
         self.asking = False  # for lines that are read and written next
@@ -396,6 +395,8 @@ class _Kernel(Expressions):
         for fold in folds:
             for name in totals[fold.into]:
                 self.line(f"{VECTOR[fold.into.dtype]} {name} = splat_{fold.into.dtype}({NEUTRAL[fold.kind]});")
+        if loop.backwards is not None:
+            self.scalar(loop.backwards)  # said here: between `if` and `else` there is no place for it
         name = self.fresh("j")
         self.line(f"int64_t {name} = 0;")
         if loop.padded and not folds and _scratch_only(loop):
@@ -448,7 +449,9 @@ class _Kernel(Expressions):
             step = copies * lanes
             self._vector_body(loop, f"for (; {name} + {step} <= {stop}; {name} += {step})", parts, totals, None)
         if _at_least(loop.stop, lanes):
-            self._vector_body(loop, f"for (; {name} + {lanes} <= {stop}; {name} += {lanes})", [name], totals, None)
+            header = f"for (; {name} + {lanes} <= {stop}; {name} += {lanes})"
+            back = loop.backwards if not self.streaming and _divides(loop.stop, lanes) else None
+            self._vector_body(loop, header, [name], totals, None, back)
 
     def _far_vectors(self, loop: VectorLoop, name: str, stop: str, totals: dict[Var, list[str]], copies: int) -> None:
         """The same with results stored past the caches: elements up to the first whole vector's address first."""
@@ -466,10 +469,17 @@ class _Kernel(Expressions):
         self.streaming = ""
 
     def _vector_body(
-        self, loop: VectorLoop, header: str, names: list[str], totals: dict[Var, list[str]], tail: str | None
-    ) -> None:
+        self, loop: VectorLoop, header: str, names: list[str], totals: dict[Var, list[str]], tail: str | None,
+        back: Expr | None = None,
+    ) -> None:  # fmt: skip
+        """A block of the vectors at `names`; where `back` holds, at as many columns from the last vector on."""
+        turn = None if back is None else self.scalar(back)
         self.scopes.append(Scope())
         outer = self.scopes[-1]
+        if turn is not None:
+            last, at = self.scalar(loop.stop - self.target.lanes), self.fresh("at")
+            outer.lines.append(f"const int64_t {at} = ({turn} ? {last} : 0) + ({turn} ? -1 : 1) * {names[0]};")
+            names = [at]
         for copy, name in enumerate(names):
             if copy:
                 outer.lines.append(f"const int64_t {name} = {names[0]} + {copy * self.target.lanes};")
@@ -551,24 +561,6 @@ class _Kernel(Expressions):
             at = self.vector(put.offset, lanes)
             text = f"scatter_{element}({memory}, {at}, {mask or 'splat_bool(1)'}, {value});"
         self.line(text + _where(put.span))
-
-
-def _jumps(program: LoopProgram) -> bool:
-    """Whether something changes in steps with a float: there the last place of a quotient may decide which."""
-    parts = [part for part in loop_statements(program.body) if isinstance(part, Put | Let | Fold)]
-    return any(isinstance(node, Op) and _is_step(node) for part in parts for node in walk(part.value))
-
-
-def _is_step(op: Op) -> bool:
-    if not _is_float(op.args[0]):
-        return False
-    if op.name in COMPARE:
-        return any(isinstance(part, Op) and part.name == "div" for part in walk(op))
-    return op.name in STEPS or (op.name == "cast" and not _is_float(op))
-
-
-def _is_float(value: Expr) -> bool:
-    return not value.dtype.is_int and value.dtype is not DType.BOOL
 
 
 def _scratch_only(loop: VectorLoop) -> bool:

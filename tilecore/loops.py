@@ -116,7 +116,8 @@ class VectorLoop:
     """`body` for `var` = 0 … `stop` − 1, many at a time. `padded`: the scratch that it writes may be
     overwritten up to the next whole vector. Where `large` holds, results go past the caches. Where `far` does, or
     without it, `ahead` is asked for; what will be written is not, if it goes past them. `at_once`: vectors that have
-    sums of their own, where that is decided before the loop is printed."""
+    sums of their own, where that is decided before it is printed. Where `backwards` holds, vectors go from the
+    last to the first, unless results go past the caches."""
 
     var: Var
     stop: Expr
@@ -126,6 +127,7 @@ class VectorLoop:
     far: Expr | None = None
     ahead: tuple["Touch", ...] = ()
     at_once: int | None = None
+    backwards: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
