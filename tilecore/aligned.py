@@ -13,9 +13,9 @@ Array = npt.NDArray[Any]
 LINE = 64  # bytes of a cache line
 
 
-def aligned(array: Array) -> Array:
-    """The array if its memory is dense and begins at a line, else a copy. Text and empty arrays stay as they are."""
-    array = np.asarray(array)  # numpy's numbers are no arrays
+def aligned(given: npt.ArrayLike) -> Array:
+    """What is given if it is dense and begins at a line, else a copy. Text and empty arrays stay as they are."""
+    array = np.asarray(given)  # numpy's numbers are no arrays
     if not array.size or array.dtype.kind in "OSU" or (array.ctypes.data % LINE == 0 and array.flags.c_contiguous):
         return array
     memory = np.empty(array.nbytes + LINE, np.uint8)
