@@ -169,20 +169,12 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
             accused, unmeasured = _accused(fused, case.feeds, unmeasured, distinct=not quantized)
         if costly and not case.scaled:
             costs = _dearer(costs, expected, actual)
-        if quantized:
-            own, reason = reference.drift(case.feeds, expected)
-            unmeasured = unmeasured or reason
-            found = [compare_signal(name, expected[name], actual[name], own=own.get(name)) for name in names]
-        else:
-            found, reason = _judged(reference, case.feeds, expected, actual, narrow=narrow)
-            off = reason is not None and any(output.fault for output in found)
-            if off and doubtful and not reference.defines(case.feeds, names):
-                labels[-1] = f"{case.label} ({NO_MEANING})"
-                continue
-            measured = measured or reason is None
-            if narrow and reason is not None:  # what the rounding that was asked for does is not known either
-                found = [compare_signal(name, expected[name], actual[name], own=None) for name in names]
-            unmeasured = unmeasured or reason
+        found, reason, off = _outputs(reference, case.feeds, expected, actual, quantized=quantized, narrow=narrow)
+        if off and doubtful and not reference.defines(case.feeds, names):
+            labels[-1] = f"{case.label} ({NO_MEANING})"
+            continue
+        measured = measured or (reason is None and not quantized)
+        unmeasured = unmeasured or reason
         worst |= {output.name: _worse(worst.get(output.name), output) for output in found}
         wrong = next((output for output in found if output.fault), None)
         if wrong or accused:
@@ -190,6 +182,30 @@ def verify(original: Path, fused: Path, *, inputs: Mapping[str, Array] | None = 
             regions = tuple(accused or blame(fused, case.feeds)[0])
             return Verdict(False, tuple(worst.values()), tuple(labels), mismatch, regions, unmeasured, case.feeds)
     return Verdict(True, tuple(worst.values()), tuple(labels), unmeasured=unmeasured, costs=tuple(costs.values()))
+
+
+def _outputs(
+    original: Original,
+    feeds: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    *,
+    quantized: bool,
+    narrow: bool,
+) -> tuple[list[OutputError], str | None, bool]:
+    """Every output judged, why the original's error could not be measured, and whether something is off without it."""
+
+    def signals(own: Mapping[str, float]) -> list[OutputError]:
+        return [compare_signal(name, expected[name], actual[name], own=own.get(name)) for name in expected]
+
+    if quantized:
+        own, reason = original.drift(feeds, expected)
+        return signals(own), reason, False
+    found, reason = _judged(original, feeds, expected, actual, narrow=narrow)
+    if reason is None:
+        return found, None, False
+    off = any(output.fault for output in found)
+    return signals({}) if narrow else found, reason, off  # nor is known what the rounding that was asked for does
 
 
 def _mismatch(case: _Case, output: OutputError) -> str:
