@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.fingerprint import compiler_fingerprint
-from runtime.machine import write_json
 from runtime.options import Options
 from runtime.tuned import TunedStore, tuned_store
 from tilecore.canonical import canonical
@@ -27,6 +26,7 @@ from tilecore.errors import TileError
 from tilecore.infer import InferenceError
 from tilecore.profile import HardwareProfile
 from tilecore.recommend import NoConfigurationError
+from tilecore.records import write_json
 from tilecore.target import Target
 
 LABELS = {"attention": "Attention", "contraction": "Contraction", "row": "Row", "scan": "Scan"}

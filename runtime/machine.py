@@ -6,13 +6,12 @@ Invariant: a measured profile is used only on the kind of machine that it was me
 """
 
 import json
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from runtime.options import Options
 from tilecore.profile import HardwareProfile, detect_profile, machine_key, profile_named
+from tilecore.records import write_json
 
 
 class ProfileError(Exception):
@@ -56,16 +55,3 @@ def save_profile(profile: HardwareProfile, options: Options) -> Path:
 def saved_path(options: Options) -> Path:
     """Where the measured profile of this kind of machine is kept."""
     return options.cache / "machines" / f"{machine_key()}.json"
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write a file so that readers see all of it or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".json")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(json.dumps(value, indent=1) + "\n")
-        os.replace(partial, path)
-    except OSError:
-        Path(partial).unlink(missing_ok=True)
-        raise

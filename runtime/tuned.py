@@ -12,11 +12,11 @@ from math import exp, log
 from pathlib import Path
 
 from runtime.fingerprint import compiler_fingerprint
-from runtime.machine import write_json
 from runtime.options import Options
 from tilecore.compile import prepare
 from tilecore.contract.spec import Spec
 from tilecore.profile import machine_key
+from tilecore.records import write_json
 
 Config = Mapping[str, int]
 Times = dict[str, dict[str, float]]  # shape class → configuration as text → microseconds

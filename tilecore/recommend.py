@@ -544,23 +544,28 @@ def _row(spec: RowSpec, machine: Machine, config: Mapping[str, int]) -> Candidat
     """Passes over blocks of rows, which find them in a cache, while other rows come from where all of them lie.
 
     Rows in flight (`rows_in_flight.py`) wait for nothing and stay in the first cache, whatever the block; others wait
-    for a reduction at the end of a pass, once for all rows of a block.
+    for a reduction at the end of a pass, once for all rows of a block. Tables of positions stay where a block fits.
     """
     rows, columns = machine.size(extent_of(spec.row)), machine.size(extent_of(spec.column))
     tiles = 1 + sum(step.kind == "tile" for step in spec.steps)
     block, streams = config["block_m"], tiles + len(spec.inputs) + len(spec.outputs)
     footprint = 4 * columns * streams * min(block, rows)  # what passes a cache between two uses of a tile's row
     passes, waits = 2 + len(spec.steps) + len(spec.outputs), sum(step.kind != "tile" for step in spec.steps)
-    flies = not spec.steps or 4 * columns * streams <= FIRST_CACHE
+    flies = 4 * columns * streams <= FIRST_CACHE if spec.steps else not _reads_again(spec, rows, columns, machine)
     work = 4 * columns * block * passes / machine.rate(0 if flies else footprint)
     moved = sum(_bytes(t, machine) for t in (*spec.inputs, *(result.place.tensor for result in spec.outputs)))
     fetch = moved * block / max(rows, 1) / machine.rate(moved)
-    per_task = _overlap(work, fetch) + (0.0 if flies else waits * REDUCTION_CYCLES)
+    per_task = TASK_CYCLES + _overlap(work, fetch) + (0.0 if flies else waits * REDUCTION_CYCLES)
     tasks = -(-rows // block)
     own = 4 * columns * rows * passes / machine.profile.l1_bytes / machine.profile.cores
     why = f"{footprint >> 10} KiB of rows, {tasks} tasks"
     cycles = machine.spread(Tasks([per_task], tasks), machine.size(work_of(spec)))
     return Candidate(config, cycles / max(own, 1.0), why, "", cycles)
+
+
+def _reads_again(spec: RowSpec, rows: int, columns: int, machine: Machine) -> bool:
+    """Whether some input has several rows, each for several of the program's."""
+    return any(columns < math.prod(map(machine.size, tensor.shape)) < rows * columns for tensor in spec.inputs)
 
 
 def _bytes(tensor: Tensor, machine: Machine) -> int:

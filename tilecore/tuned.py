@@ -11,9 +11,7 @@ import functools
 import hashlib
 import inspect
 import json
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,6 +30,7 @@ from tilecore.extents import open_extents, rank_extents
 from tilecore.infer import InferenceError
 from tilecore.jitted import Jit, JitKernel, has_memory, key_of
 from tilecore.profile import detect_profile, machine_key
+from tilecore.records import write_json
 from tilecore.toolchain import BuildError
 
 REFUSED = (TileError, InferenceError, EmitError, BuildError)
@@ -129,7 +128,8 @@ class Tuned:
                 known = _read(path)
                 if known is None:
                     known, remembered = self._measured(kernels, made, arguments if given else (), named), False
-                    _write(path, known)
+                    with suppress(OSError):  # a cache that cannot be written costs time the next time
+                        write_json(path, {"microseconds": dict(known)})
         by_text = {config_text(config): config for config, _ in kernels}
         return Choice(by_text[min(known, key=known.__getitem__)], known, remembered)
 
@@ -215,14 +215,6 @@ def _read(path: Path) -> dict[str, float] | None:
         return {str(text): float(value) for text, value in json.loads(path.read_text())["microseconds"].items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise KernelError(f"{path} is not a record of tuning ({error!r}); delete it and tune again") from error
-
-
-def _write(path: Path, times: Mapping[str, float]) -> None:
-    with suppress(OSError):  # a cache that cannot be written costs time the next time
-        handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".json")
-        with os.fdopen(handle, "w") as file:
-            file.write(json.dumps({"microseconds": dict(times)}, indent=1) + "\n")
-        os.replace(partial, path)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import pytest
 from test_engine import linear
 from test_few_rows import Weight
 from test_few_rows import spec_of as weights
+from test_task_order import table_spec
 from tile_specs import AttentionForm, attention_case, row_case
 
 from tilecore.compile import prepare
@@ -38,10 +39,16 @@ def test_long_rows_wait_together_for_their_reductions() -> None:
 
 @pytest.mark.parametrize(("kind", "columns"), [("softmax", 512), ("layernorm", 768), ("pointwise", 3072)])
 def test_rows_that_wait_for_nothing_are_alike(kind: str, columns: int) -> None:
-    """In flight, or without a reduction: blocks of 1 to 64 rows took within 5 % of each other."""
+    """In flight, or without a reduction: blocks of 1 to 64 rows took within 7 % of each other, one row the longest."""
     spec = row_case(kind, rows=4, columns=columns, dynamic=False).spec
     costs = [candidate.cost for candidate in ranked(spec)]
-    assert max(costs) < 1.02 * min(costs)
+    assert max(costs) < 1.06 * min(costs)
+    assert rows_of(kind, columns)[-1] == 1
+
+
+def test_blocks_leave_room_for_tables_that_other_rows_read() -> None:
+    """RoPE of 32 heads of 128 in blocks of 64 rows took 1.3 to 1.5 times as long as in blocks of 8, one row 1.1."""
+    assert ranked(table_spec(32, columns=128))[0].config["block_m"] in (4, 8, 16)
 
 
 def test_causal_queries_are_cut_finely() -> None:

@@ -32,14 +32,14 @@ def toolchain(object_cache: Path) -> Toolchain:
     return find_toolchain(object_cache)
 
 
-def table_spec(heads: int | None = None) -> RowSpec:
+def table_spec(heads: int | None = None, columns: int = COLUMNS) -> RowSpec:
     """y[h, s, c] = x[h, s, c] · table[s, c], over rows h · S + s."""
     times: Expr = Sym("H") if heads is None else const(heads)
-    r, c = axis("r", times * Sym("S")), axis("c", const(COLUMNS))
-    x, table = tensor("x", times, Sym("S"), const(COLUMNS)), tensor("table", Sym("S"), const(COLUMNS))
+    r, c = axis("r", times * Sym("S")), axis("c", const(columns))
+    x, table = tensor("x", times, Sym("S"), const(columns)), tensor("table", Sym("S"), const(columns))
     head, place = binary("floordiv", r, Sym("S")), binary("mod", r, Sym("S"))
     value = Load(x, (head, place, c)) * Load(table, (place, c))
-    y = tensor("y", times, Sym("S"), const(COLUMNS))
+    y = tensor("y", times, Sym("S"), const(columns))
     return RowSpec((x, table), r, c, (), (Result(Place(y, (r, c), (head, place, c)), value),))
 
 
