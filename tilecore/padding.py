@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, Var, const, rewrite, substitute
-from tilecore.contract.spec import View
 from tilecore.graph import Axis, TileGraph, buffers_of, depth_axes
 from tilecore.ir import Buffer, Copy, CumSum, Fill, For, Gemm, If, Parallel, Reduce, Stmt, Store, While
 
@@ -22,7 +21,8 @@ Pad = float | None  # the constant, or None when it is not known
 class Beyond:
     """A tile graph with the bound of each class that is cut: elements i ≥ bound are past the live ones.
 
-    `outside`: they also lie outside every view that is copied along the class, so that copies put 0 there.
+    `outside`: a view ends at the bound of its class, so that copies of that view put 0 past it (one of a larger view
+    puts data there).
     """
 
     graph: TileGraph
@@ -33,6 +33,16 @@ class Beyond:
         """The class of an axis if it is cut."""
         index = self.graph.classes[axis]
         return index if index in self.bounds else None
+
+    def zeroed(self, copy: Copy, axis: Axis) -> bool:
+        """Whether `copy` puts 0 past the bound of a cut axis: where its own view ends."""
+        index = self.class_of(axis)
+        if not self.outside or index is None:
+            return False
+        return any(
+            bound.stmt is copy and bound.axis == axis and bound.limit == self.bounds[index]
+            for bound in self.graph.bounds
+        )
 
 
 def padding(beyond: Beyond) -> dict[tuple[Stmt, str, int], Pad]:
@@ -102,9 +112,9 @@ def _step(stmt: Stmt, state: dict[tuple[str, int], Pad], beyond: Beyond) -> None
     match stmt:
         case Copy() if isinstance(stmt.dst.source, Buffer):
             whole = stmt.dst.shape == stmt.dst.source.shape
-            pad = 0.0 if isinstance(stmt.src.source, View) and beyond.outside and whole else None
             for axis in range(len(stmt.dst.source.shape)):
-                state[stmt.dst.source.name, axis] = pad
+                key = (stmt.dst.source.name, axis)
+                state[key] = 0.0 if whole and beyond.zeroed(stmt, key) else None
         case Fill():
             value = float(stmt.value.value) if isinstance(stmt.value, Const) else None
             for axis in range(len(stmt.dst.shape)):

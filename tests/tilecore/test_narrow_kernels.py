@@ -241,8 +241,7 @@ def test_tile_registers_finish_whole_blocks_beside_the_next(
 ) -> None:
     target = target_named("x86-64-v4-amx")
     spec = contraction(depth, columns, constant=True, transposed=False, scaled=False)
-    blocks = {} if beside else {"block_m": 64, "block_n": 64, "block_k": 64}  # too large to be asked for whole
-    text = made(narrowed(spec), target, **blocks).sources[target.name]
+    text = made(narrowed(spec), target, block_m=96, block_n=64, block_k=64).sources[target.name]
     assert ("tile_fused_step(" in text) == beside
     assert ("tile_ahead(" in text) == beside, "panels of a weight are asked for before they are due"
     assert ("__builtin_prefetch(output0" in text) == beside, "and so is where the next block's results go"

@@ -11,6 +11,7 @@ from tilecore.toolchain import Source, find_toolchain
 
 TASKS, ROUNDS = 16, 50
 KERNEL = """
+static pthread_t ran_by[16]; /* each task, in the last round */
 static int64_t tasks(const int64_t* symbols) { (void)symbols; return 16; }
 static int64_t group(const int64_t* symbols) { (void)symbols; return 1; }
 static int64_t claimed_work(const int64_t* symbols) { return symbols[0]; }
@@ -19,6 +20,16 @@ static void run(const int64_t* symbols, const void* const* inputs, void* const* 
     (void)inputs; (void)outputs; (void)scratch; (void)copied;
     volatile int64_t sum = 0;
     for (int64_t i = 0; i < symbols[1] * (end - begin); i++) sum += i;
+    for (int64_t task = begin; task < end; task++) ran_by[task] = pthread_self();
+}
+__attribute__((visibility("default"))) int32_t threads_that_ran(void) {
+    int32_t found = 0;
+    for (int i = 0; i < 16; i++) {
+        int seen = 0;
+        for (int j = 0; j < i; j++) seen |= pthread_equal(ran_by[i], ran_by[j]);
+        found += !seen;
+    }
+    return found;
 }
 __attribute__((visibility("default"))) double seconds(int64_t claimed, int64_t steps, int32_t threads) {
     const tile_kernel kernel = {.tasks = tasks, .group = group, .work = claimed_work, .run = run};
@@ -31,12 +42,15 @@ pytestmark = pytest.mark.cpu
 
 
 @pytest.fixture(scope="module")
-def seconds(object_cache: Path) -> Seconds:
+def library(object_cache: Path) -> ctypes.CDLL:
     toolchain = find_toolchain(object_cache)
-    library = toolchain.library(
-        [toolchain.object(Source((HEADERS / "tile_time.c").read_text() + KERNEL, ("-pthread",), (HEADERS,)))]
-    )
-    function = ctypes.CDLL(str(library)).seconds
+    source = Source((HEADERS / "tile_time.c").read_text() + KERNEL, ("-pthread",), (HEADERS,))
+    return ctypes.CDLL(str(toolchain.library([toolchain.object(source)])))
+
+
+@pytest.fixture(scope="module")
+def seconds(library: ctypes.CDLL) -> Seconds:
+    function = library.seconds
     function.restype = ctypes.c_double
     function.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int32]
     return function
@@ -48,6 +62,7 @@ def test_asking_a_clock_is_not_counted(seconds: Seconds, claimed: int) -> None:
     assert 0 <= min(seconds(claimed, 0, 1) for _ in range(5)) < TASKS * 0.15e-6
 
 
-def test_threads_share_the_work(seconds: Seconds) -> None:
-    alone, together = (min(seconds(100_000_000, 20_000, threads) for _ in range(5)) for threads in (1, 2))
-    assert 0.4 < together / alone < 0.8
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_the_work(library: ctypes.CDLL, seconds: Seconds, threads: int) -> None:
+    assert seconds(100_000_000, 20_000, threads) > 0
+    assert library.threads_that_ran() == threads

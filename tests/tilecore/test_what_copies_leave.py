@@ -221,3 +221,29 @@ def test_a_row_alone_behind_the_data_is_zero(call: Call, columns: int) -> None:
     a, b = (RNG.integers(-9, 9, (rows, 24)).astype(np.int8) for rows in (5, 3))
     padded = np.concatenate([b, np.zeros((4, 24), np.int8)])[:columns]
     np.testing.assert_array_equal(call(kernel, a, b), a.astype(np.int64) @ padded.T)
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_a_wider_array_counts_where_a_narrower_one_beside_it_has_ended(call: Call, product: bool) -> None:
+    def kernel(A: Tensor((6, 19)), B: Tensor((6, 32)), C: Tensor((6, 19)), D: Tensor((6, 6))) -> None:  # type: ignore[valid-type]
+        with T.Kernel(2) as m:
+            a, b = T.alloc_shared((3, 24), "float32"), T.alloc_shared((3, 24), "float32")
+            c, total = T.alloc_fragment((3, 6), "float32"), T.alloc_fragment((3,), "float32")
+            T.copy(A[m * 3, 0], a)
+            T.copy(B[m * 3, 0], b)
+            for i, j in T.Parallel(3, 24):
+                C[m * 3 + i, j] = a[i, j] + b[i, j]
+            if product:
+                other = T.alloc_shared((6, 24), "float32")
+                T.copy(B[0, 0], other)
+                T.gemm(b, other, c, transpose_B=True, clear_accum=True)
+            else:
+                T.reduce_sum(b, total, dim=1)
+                for i, j in T.Parallel(3, 6):
+                    c[i, j] = total[i]
+            T.copy(c, D[m * 3, 0])
+
+    a, b = (RNG.standard_normal((6, columns)).astype(np.float32) for columns in (19, 32))
+    live = b[:, :24].astype(np.float64)
+    wanted = live @ live.T if product else live.sum(1, keepdims=True) + np.zeros((6, 6))
+    np.testing.assert_allclose(call(kernel, a, b, np.zeros_like(a)), wanted, rtol=1e-5, atol=1e-5)
