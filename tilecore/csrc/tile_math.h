@@ -19,14 +19,6 @@ TILE_INLINE f32v sign_f32(f32v x) {
 #if !defined(TILE_MULTIPLY_ADD)
 #define TILE_MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
 #endif
-/* 2^r for |r| <= 1/2, to 9.2e-8 of itself, exact at 0; times `scale`, 1 or 2, which is folded into the numbers. */
-#define TILE_EXP2_OF_REST(p, r, scale)            \
-    f32v p = splat_f32((scale) * 0.00132646528f); \
-    p = p * r + (scale) * 0.00967151113f;         \
-    p = p * r + (scale) * 0.0555073395f;          \
-    p = p * r + (scale) * 0.240222424f;           \
-    p = p * r + (scale) * 0.693147004f;           \
-    p = p * r + (scale) * 1.0f
 #if defined(__AVX512DQ__)
 /* exp2: results below 2^-126 are 0; above the largest float, inf. One instruction takes x less its floor, another scales
  * by 2 to that floor; what is left out by the mask costs no time for numbers that are too small. */
@@ -42,47 +34,64 @@ TILE_INLINE f32v exp2_f32(f32v x) {
     const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ); /* NaN is, too */
     return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
 }
+/* 2^(i / 32). A table and two terms of r, at most 1/64 beside it, take fewer steps than five terms of r up to 1/2. */
+static const float powers_of_2[32] __attribute__((aligned(64))) = {
+    1.0f, 1.0218972f, 1.04427373f, 1.06714046f, 1.09050775f, 1.1143868f, 1.13878858f, 1.1637249f,
+    1.18920708f, 1.21524739f, 1.24185777f, 1.26905096f, 1.29683959f, 1.32523668f, 1.35425556f, 1.38390994f,
+    1.41421354f, 1.44518077f, 1.47682619f, 1.50916445f, 1.54221082f, 1.5759809f, 1.61049032f, 1.64575553f,
+    1.68179286f, 1.71861935f, 1.75625217f, 1.79470909f, 1.8340081f, 1.87416768f, 1.91520655f, 1.95714414f,
+};
+#define TILE_TO_32NDS 393216.0f /* 1.5 * 2^18: adding it rounds to a 32nd, of which the lowest bits hold the number */
+/* (1 + p) 2^n, n the 32nds that stand in `shifted`: five bits of their number are a place in the table, and a scaling by
+ * 2 to n's floor does the rest. 0 where x < -126 ln(2); NaN is not. */
+TILE_INLINE f32v tile_power(f32v p, f32v shifted, f32v x) {
+    const __m512i place = (__m512i)shifted;
+    const f32v power = (f32v)_mm512_permutex2var_ps(_mm512_loadu_ps(powers_of_2), place, _mm512_loadu_ps(powers_of_2 + 16));
+    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3365448f), _CMP_NLT_UQ);
+    return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)(power * p + power), (__m512)(shifted - TILE_TO_32NDS));
+}
+/* exp: results below 2^-126 are 0, above the largest float inf. x less n ln(2) takes two steps. */
+TILE_INLINE f32v exp_f32(f32v x) {
+    const f32v y = min_raw(splat_f32(89.0f), x); /* second operand: NaN goes through */
+    const f32v shifted = y * 1.44269504f + TILE_TO_32NDS, n = shifted - TILE_TO_32NDS;
+    f32v r = y - n * 0.693145752f;
+    r = r - n * 1.42860677e-6f;
+    return tile_power((r * 0.499999970f + 1.00001466f) * r, shifted, x); /* e^r to 5.4e-8 of itself */
+}
+/* exp of what is not above 0: nothing overflows, and x log2(e) less its nearest 32nd takes one step, in which the error
+ * of log2(e) is left. */
+TILE_INLINE f32v exp_below_f32(f32v x) {
+    const f32v scale = splat_f32(1.44269504f), shift = splat_f32(TILE_TO_32NDS);
+    const f32v shifted = TILE_MULTIPLY_ADD(x, scale, shift);
+    const f32v r = TILE_MULTIPLY_ADD(x, scale, shift - shifted);
+    return tile_power((r * 0.240226492f + 0.693157315f) * r, shifted, x); /* 2^r to 5.4e-8 of itself */
+}
 #else
+/* 2^r doubled, for |r| <= 1/2, to 9.2e-8 of itself, exact at 0. */
+#define TILE_TWICE_EXP2_OF_REST(p, r)  \
+    f32v p = splat_f32(0.00265293056f); \
+    p = p * r + 0.0193430223f;         \
+    p = p * r + 0.111014679f;          \
+    p = p * r + 0.480444848f;          \
+    p = p * r + 1.38629401f;           \
+    p = p * r + 2.0f
 /* exp2: results below 2^-125.5 are 0; above the largest float, inf. Adding 1.5 * 2^23 rounds x to an integer n that then
  * stands in the lowest bits; 2^(n - 1) is made of them, and the polynomial is 2^r doubled. */
 TILE_INLINE f32v exp2_f32(f32v x) {
     f32v y = max_raw(splat_f32(-126.0f), min_raw(splat_f32(128.0f), x)); /* second operand: NaN goes through */
     f32v shifted = y + (12582912.0f + 126.0f);
     f32v r = y - (shifted - (12582912.0f + 126.0f));
-    TILE_EXP2_OF_REST(p, r, 2.0f);
+    TILE_TWICE_EXP2_OF_REST(p, r);
     return p * (f32v)((i32v)shifted << 23);
 }
-#endif
-/* e^r for |r| <= ln(2) / 2, to 9.2e-8 of itself, exact at 0; times `scale`, 1 or 2, which is folded into the numbers. */
-#define TILE_EXP_OF_REST(p, r, scale)            \
-    f32v p = splat_f32((scale) * 8.29027221e-3f); \
-    p = p * r + (scale) * 4.18981612e-2f;        \
-    p = p * r + (scale) * 1.66676387e-1f;        \
-    p = p * r + (scale) * 4.99991477e-1f;        \
-    p = p * r + (scale) * 9.99999702e-1f;        \
-    p = p * r + (scale) * 1.0f
-#if defined(__AVX512DQ__)
-/* exp: results below 2^-126 are 0, above the largest float inf. As exp2, but x less n ln(2) takes two steps. */
-TILE_INLINE f32v exp_f32(f32v x) {
-    f32v y = min_raw(splat_f32(89.0f), x); /* second operand: NaN goes through */
-    f32v n = round_f32v(y * 1.44269504f);
-    f32v r = y - n * 0.693145752f;
-    r = r - n * 1.42860677e-6f;
-    TILE_EXP_OF_REST(p, r, 1.0f);
-    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3365448f), _CMP_NLT_UQ); /* NaN is, too */
-    return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
-}
-/* exp of what is not above 0: nothing overflows, and x log2(e) less its nearest integer takes one step, in which the
- * error of log2(e) is left. */
-TILE_INLINE f32v exp_below_f32(f32v x) {
-    const f32v scale = splat_f32(1.44269504f), shift = splat_f32(12582912.0f);
-    const f32v n = TILE_MULTIPLY_ADD(x, scale, shift) - shift;
-    const f32v r = TILE_MULTIPLY_ADD(x, scale, -n);
-    TILE_EXP2_OF_REST(p, r, 1.0f);
-    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3365448f), _CMP_NLT_UQ); /* NaN is, too */
-    return (f32v)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)n);
-}
-#else
+/* e^r doubled, for |r| <= ln(2) / 2, to 9.2e-8 of itself, exact at 0. */
+#define TILE_TWICE_EXP_OF_REST(p, r)  \
+    f32v p = splat_f32(0.0165805444f); \
+    p = p * r + 0.0837963223f;        \
+    p = p * r + 0.333352774f;         \
+    p = p * r + 0.999982953f;         \
+    p = p * r + 1.9999994f;           \
+    p = p * r + 2.0f
 /* exp: results below 2^-125.5 are 0, above the largest float inf. As exp2, but x less n ln(2) takes two steps. */
 TILE_INLINE f32v exp_f32(f32v x) {
     f32v y = max_raw(splat_f32(-87.3365448f), min_raw(splat_f32(89.0f), x)); /* second operand: NaN goes through */
@@ -90,7 +99,7 @@ TILE_INLINE f32v exp_f32(f32v x) {
     f32v n = shifted - (12582912.0f + 126.0f);
     f32v r = y - n * 0.693145752f;
     r = r - n * 1.42860677e-6f;
-    TILE_EXP_OF_REST(p, r, 2.0f);
+    TILE_TWICE_EXP_OF_REST(p, r);
     return p * (f32v)((i32v)shifted << 23);
 }
 /* exp of what is not above 0: nothing overflows, and x log2(e) less its nearest integer takes one step, in which the
@@ -100,7 +109,7 @@ TILE_INLINE f32v exp_below_f32(f32v x) {
     const f32v scale = splat_f32(1.44269504f), shift = splat_f32(12582912.0f + 126.0f);
     const f32v shifted = TILE_MULTIPLY_ADD(y, scale, shift);
     const f32v r = TILE_MULTIPLY_ADD(y, scale, shift - shifted);
-    TILE_EXP2_OF_REST(p, r, 2.0f);
+    TILE_TWICE_EXP2_OF_REST(p, r);
     return p * (f32v)((i32v)shifted << 23);
 }
 #endif

@@ -67,6 +67,9 @@ PUBLIC double probe_fma(int64_t rounds, const float* values) {
 
 /* e^x to about 1e-7 without care for any edge: what exponentials cost at least. */
 static inline f32v plain_exp(f32v x) {
+#if defined(__AVX512F__)
+    return exp_below_f32(x); /* has a table, and its care costs nothing */
+#else
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits */
     const f32v shifted = x * 1.44269504f + magic;
     const f32v r = x - (shifted - magic) * 0.693147181f;
@@ -77,6 +80,7 @@ static inline f32v plain_exp(f32v x) {
     y = y * r + 1.0f;
     y = y * r + 1.0f;
     return (f32v)((i32v)y + ((i32v)shifted << 23));
+#endif
 }
 
 /* Values of f32 a second of a function, from and to L1. */
