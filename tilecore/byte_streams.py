@@ -68,7 +68,7 @@ def _rounding(stream: Stream, block: int) -> RoundRows | None:
     groups = -(-int(depth.value) // block)
     name = stream.a.memory.name
     kind = DType.I8 if _bits(stream, block) == 4 else DType.I16
-    levels = Memory(f"{name}_levels", kind, rows * (groups * block), "scratch")
+    levels = Memory(f"{name}_levels_{kind}", kind, rows * (groups * block), "scratch")
     scales = Memory(f"{name}_scales", DType.F32, rows * (2 * groups), "scratch")
     zero = const(0)
     return RoundRows(

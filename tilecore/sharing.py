@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 
 from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, substitute, variables, walk
-from tilecore.loops import LoopProgram, LoopStmt, Once, RoundRows, loop_statements
+from tilecore.loops import LoopProgram, LoopStmt, Once, RoundRows, loop_statements, written
 
 
 def share_copies(program: LoopProgram) -> LoopProgram:
@@ -29,7 +29,11 @@ def share_copies(program: LoopProgram) -> LoopProgram:
 
 
 def _round_once(program: LoopProgram) -> LoopProgram:
-    """`program` with what it rounds kept, if that is the same for all of the second grid axis."""
+    """`program` with what it rounds kept, if that is the same for all of the second grid axis.
+
+    Products that share a left operand each have it rounded: all but the first find it done.
+    """
+    program = replace(program, body=tuple(_without_repeats(program.body)))
     rounded = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, RoundRows)]
     if not rounded or len(program.grid) < 2:
         return program
@@ -41,6 +45,18 @@ def _round_once(program: LoopProgram) -> LoopProgram:
         return Once(const(0), const(1), stmt.levels.memory.name, (stmt,)) if isinstance(stmt, RoundRows) else stmt
 
     return replace(program, body=tuple(kept(stmt) for stmt in program.body), steady=True)
+
+
+def _without_repeats(body: tuple[LoopStmt, ...]) -> Iterator[LoopStmt]:
+    done: list[RoundRows] = []
+    for stmt in body:
+        if stmt in done:
+            continue
+        changed = written((stmt,))
+        done = [rounding for rounding in done if rounding.a.memory not in changed]
+        if isinstance(stmt, RoundRows):
+            done.append(stmt)
+        yield stmt
 
 
 def _divisors(exprs: list[Expr], axis: Var) -> Iterator[int]:

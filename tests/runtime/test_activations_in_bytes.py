@@ -32,7 +32,8 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Layer:
-    """One product: K, N, bits, block size and kind of zero points; `wave` is applied to its input first."""
+    """One product: K, N, bits, block size and kind of zero points; `wave` is applied to its input first. What is alike
+    but for its `letter` becomes one region."""
 
     depth: int
     columns: int
@@ -40,11 +41,12 @@ class Layer:
     block: int
     zeros: str = ""
     wave: bool = False
+    letter: str = ""
 
     @property
     def name(self) -> str:
         """What the output is called."""
-        return f"y{self.depth}_{self.columns}_{self.bits}_{self.block}{self.zeros}{'w' * self.wave}"
+        return f"y{self.depth}_{self.columns}_{self.bits}_{self.block}{self.zeros}{'w' * self.wave}{self.letter}"
 
 
 LAYERS = (
@@ -56,11 +58,15 @@ LAYERS = (
     Layer(24, 16, 4, 32),  # less than one block
     Layer(512, 32, 4, 256, wave=True),  # the left operand is computed
     Layer(192, 1040, 4, 32),  # several blocks of columns, beside rows that are rounded once
+    *(Layer(256, 1040, 4, 32, letter=letter) for letter in "qkv"),  # and once for three of them
+    Layer(320, 48, 4, 32, letter="q"),
+    Layer(320, 48, 8, 32, letter="k"),  # levels of other bits meet rows in another order
+    Layer(320, 48, 4, 32, "packed", letter="v"),
 )
 
 
 def constants_of(layer: Layer) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(layer.depth + layer.block)
+    rng = np.random.default_rng([layer.depth + layer.block, *map(ord, layer.letter)])
     blocks = -(-layer.depth // layer.block)
     made = {
         "B": rng.integers(0, 256, (layer.columns, blocks, layer.block * layer.bits // 8)).astype(np.uint8),
@@ -145,6 +151,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, object_cache: Path) -> tupl
     assert not report.faults
     assert not report.misses
     assert {region.byte_block for region in report.regions} == {layer.block for layer in LAYERS}
+    assert sum(region.label.count("MatMulNBits") == 3 for region in report.regions) == 2, "siblings"
     return original, fused
 
 
