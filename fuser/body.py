@@ -18,8 +18,9 @@ from fuser.region import Region
 from fuser.shape_call import Content
 from fuser.shapes import Shapes
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Const, Expr, Op
+from tilecore.contract.expr import Const, Expr, Op, binary, const
 from tilecore.contract.panel import PANEL
+from tilecore.contract.spec import AttentionSpec, extent_of
 
 DOMAIN = "tilefuse"
 COPY_LIMIT = 64 * 1024  # bytes of a constant that a body may hold; larger ones are inputs of the region
@@ -218,7 +219,11 @@ class _Body:
             return value
         if value not in self.rounded:
             narrow = self.emit("Cast", value, to=int(ir.DataType.BFLOAT16))
-            self.rounded[value] = self.emit("Cast", narrow, to=int(kept))
+            back, spec = self.emit("Cast", narrow, to=int(kept)), self.region.spec
+            if isinstance(spec, AttentionSpec) and spec.wide_alone:
+                alone = self.dim(binary("eq", extent_of(spec.score_axes[2]), const(1)))
+                back = self.emit("Where", alone, value, back)
+            self.rounded[value] = back
         return self.rounded[value]
 
     def _attributes(self, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> list[ir.Attr]:

@@ -44,6 +44,7 @@ class Region:
     body: str = ""
     predicted: Prediction | None = None
     narrow: bool = False  # operands of its contractions are rounded to bfloat16
+    kept_wide: int = 0  # rows that share each element, where operands could be rounded and these are too few
     stored: frozenset[ir.Value] = frozenset()  # those inputs and outputs that lie in memory as bfloat16
 
 

@@ -26,7 +26,7 @@ from fuser.coverage import Workload, coverage_of, workload_of
 from fuser.expand.apply import own_names
 from fuser.find import Found, find
 from fuser.load import LoadError, load
-from fuser.operands import OPSET, narrow
+from fuser.operands import OPSET, narrow, operands_of, where_it_pays
 from fuser.region import Miss, Region, name_of
 from fuser.rewrite import Replacement, Rewritten, rewrite
 from fuser.same_names import compared
@@ -345,7 +345,7 @@ def fuse(
     found = find(model, card or cost)
     model, regions, misses = found.model, found.regions, found.misses
     if rounded:
-        regions = _narrowed(model, regions, found.shapes)
+        regions = _narrowed(model, regions, found.shapes, everything=options.cuda)
     _dump_scan(model, regions, misses, dump)
     among = set(regions) if rounded and not options.cuda else set[Region]()
     stored = store_rounded(model.graph, regions, among)
@@ -410,15 +410,19 @@ def _names(values: Sequence[ir.Value]) -> tuple[str, ...]:
     return tuple(value.name or "" for value in values)
 
 
-def _narrowed(model: ir.Model, regions: Sequence[Region], shapes: Shapes) -> tuple[Region, ...]:
-    """The regions with bfloat16 operands. CompileError for a model whose function bodies could not say so."""
+def _narrowed(model: ir.Model, regions: Sequence[Region], shapes: Shapes, *, everything: bool) -> tuple[Region, ...]:
+    """The regions with bfloat16 operands where that pays, or wherever it can be, as cards multiply nothing else.
+
+    CompileError for a model whose function bodies could not say so.
+    """
     opset = model.graph.opset_imports.get("", 1)
     if opset < OPSET:
         raise CompileError(
             f"--precision bf16 needs opset {OPSET}, the first with casts to bfloat16; the model has {opset}: convert "
             "it with onnx.version_converter, or leave the option out"
         )
-    return tuple(narrow(region, shapes) for region in regions)
+    narrowed = tuple(narrow(region, shapes) for region in regions)
+    return narrowed if everything else where_it_pays(model.graph, regions, narrowed)
 
 
 def _refused(
@@ -524,6 +528,7 @@ def _report(
             part.region.predicted.unfused if part.region.predicted else None,
             target="cuda" if options.cuda else "cpu",
             byte_block=0 if options.cuda else byte_block_of(part.region.spec),
+            operands=operands_of(part.region) if options.precision == BF16 else "",
         )
         for part, op in zip(fused.parts, rewritten.op_types, strict=True)
     )

@@ -12,6 +12,7 @@ from fuser.unfused import Work
 from fuser.worth import CostModel, Everything
 from tilecore.canonical import canonical
 from tilecore.contract.dtype import DType
+from tilecore.contract.few_rows import rounded_on_the_way
 from tilecore.contract.narrow import narrowed
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec
 from tilecore.cuda.profile import GpuProfile
@@ -69,7 +70,8 @@ class MachineCost:
 
     def _compiled(self, spec: Spec) -> Spec:
         """What the kernel will be made of."""
-        return canonical(narrowed(spec) if self.narrow else spec)
+        narrow = narrowed(spec) if self.narrow else spec
+        return canonical(spec if rounded_on_the_way(narrow) else narrow)
 
     def _kernel(self, spec: Spec) -> float:
         if spec not in self._kernels:

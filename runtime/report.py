@@ -40,6 +40,8 @@ class RegionReport:
     byte_block: int = 0
     """Where not 0, kernels may round activations to bytes, in blocks of so many: the operator's accuracy_level permits
     it."""
+    operands: str = ""
+    """With `--precision bf16`, what the operands of its products are: "bfloat16", or float32 and why; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)

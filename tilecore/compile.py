@@ -18,6 +18,8 @@ from tilecore.blocks import finish_in_blocks
 from tilecore.canonical import canonical
 from tilecore.clears import start_from_products
 from tilecore.contract.expr import Expr, binary, const
+from tilecore.contract.few_rows import one_query
+from tilecore.contract.reshape import heads_as_queries
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, Spec, Tensor, check, outputs_of
 from tilecore.copies import expand_buffer_copies
 from tilecore.cost import work_of
@@ -38,7 +40,6 @@ from tilecore.pack import pack_constants
 from tilecore.printer import print_program
 from tilecore.profile import HardwareProfile
 from tilecore.recommend import Recommendation, keeps_left, recommend
-from tilecore.reshape import heads_as_queries, single_query
 from tilecore.scale import scale_queries
 from tilecore.strips import finish_in_strips
 from tilecore.target import Target
@@ -143,17 +144,20 @@ class _Special:
 
 
 def _of_one_query(spec: Spec, profile: HardwareProfile, target: Target) -> _Special | None:
-    """A program for calls with a single query, where keys and values are read once for the heads that share them; None
-    where no heads do, or the number of queries is known.
+    """A program for calls with a single query, where keys and values are read once for the heads that share them, or
+    are not rounded; None where neither is so, or the number of queries is known.
     """
-    found = single_query(spec) if isinstance(spec, AttentionSpec) else None
-    shared = heads_as_queries(found[1]) if found else None
-    if found is None or shared is None:
+    if not isinstance(spec, AttentionSpec) or (found := one_query(spec)) is None:
         return None
-    function, operands = kernel_for(shared)
-    config = recommend(shared, profile, target).config
-    program = trace(function, inputs=shared.inputs, operands=operands, extents=config)
-    return _Special(binary("eq", found[0], const(1)), program)
+    condition, single = found
+    shared = heads_as_queries(single)
+    if shared is None and not spec.wide_alone:
+        return None
+    own = scale_queries(shared or single)
+    function, operands = kernel_for(own)
+    config = recommend(own, profile, target).config
+    program = trace(function, inputs=own.inputs, operands=operands, extents=config)
+    return _Special(binary("eq", condition, const(1)), program)
 
 
 def kernel_name(label: str, texts: Mapping[str, str]) -> str:

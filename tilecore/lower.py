@@ -29,6 +29,7 @@ from tilecore.contract.expr import (
     variables,
     walk,
 )
+from tilecore.contract.few_rows import FEW_ROWS
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import Place, View
 from tilecore.digits import in_digits
@@ -78,7 +79,7 @@ from tilecore.operands import Lying, index_of, operands_in_place, operands_lying
 from tilecore.rows import is_row_wise, lower_rows, put_of
 from tilecore.scratch import drop_unread
 from tilecore.sharing import share_copies
-from tilecore.streams import FEW_ROWS, Computed, computed_operands, whole_depth
+from tilecore.streams import Computed, computed_operands, whole_depth
 
 TURN = 4  # rows of b that are unpacked together
 ROWS_AHEAD = 16  # of those that are packed: as long as the third cache takes

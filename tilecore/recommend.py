@@ -16,6 +16,7 @@ from itertools import product
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Const, Expr, Load, Op, Sym, Var, const, loads, variables
+from tilecore.contract.few_rows import FEW_ROWS
 from tilecore.contract.panel import PANEL
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, Tensor, extent_of
 from tilecore.cost import work_of
@@ -28,7 +29,6 @@ from tilecore.library.schedule import splits
 from tilecore.library.score import Bound, score_of
 from tilecore.profile import HardwareProfile
 from tilecore.rows_in_flight import FIRST_CACHE
-from tilecore.streams import FEW_ROWS
 from tilecore.target import ASKING_BLOCKS, BLOCK, Target, target_named
 
 NOMINAL = (128, 512)  # sizes of a dim that is known at run time only
@@ -511,8 +511,8 @@ def _key_step(
     depth, width, lanes = machine.size(spec.q.shape[3]), machine.size(spec.v.shape[3]), machine.target.lanes
     engine = _engine(spec.q.value, machine)
     sizes = Sizes(engine.bytes, engine.bytes, engine)
-    if lies:
-        products = max(m, LEAST_ROWS) * n * (depth + width) / engine.rate
+    if lies:  # as float32, whatever they are rounded to
+        products = max(m, LEAST_ROWS) * n * (depth + width) / machine.profile.macs_per_cycle
     else:
         products = machine.product(m, n, depth, sizes) + machine.product(m, width, n, sizes)
     vectors = m * n / lanes * (EXP_CYCLES + scoring / 2)

@@ -18,7 +18,6 @@ from tilecore.infer import Plan
 from tilecore.ir import Buffer, Copy, For, Gemm
 from tilecore.loops import Mma, Stream
 
-FEW_ROWS = 8  # up to so many, computing elements again for every four rows beats writing them to memory
 GROUP = 4  # rows of bytes that may lie side by side in panels (`panel.group_of`)
 GROUPS = (256, 128, 64, 32, 16)  # rows that may share a factor, the most first
 

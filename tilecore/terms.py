@@ -12,6 +12,7 @@ from typing import Protocol
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Op, Var, const, loads, substitute, variables, walk
+from tilecore.contract.few_rows import FEW_ROWS
 from tilecore.contract.panel import PANEL, rows_of
 from tilecore.contract.spec import (
     AttentionSpec,
@@ -28,7 +29,6 @@ from tilecore.emit_stream import ROWS
 from tilecore.engine import engine_for
 from tilecore.infer import choose_register_tile
 from tilecore.recommend import Machine, key_bounds, needed_keys
-from tilecore.streams import FEW_ROWS
 
 Terms = Mapping[str, float]
 

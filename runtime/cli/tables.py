@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fuser.operands import BFLOAT16
 from runtime.bench import BenchResult
 from runtime.bench_regions import RegionTiming
 from runtime.report import MissReport, Report
@@ -43,6 +44,9 @@ def print_report(console: Console, report: Report) -> None:
     rounded = sum(region.byte_block > 0 for region in report.regions)
     if rounded:
         console.print(f"{rounded} regions may round activations to bytes: accuracy_level=4 of their nodes permits it")
+    for operands, times in Counter(region.operands for region in report.regions).items():
+        if operands not in ("", BFLOAT16):
+            console.print(f"operands of {times} regions: {operands}", markup=False, highlight=False)
     print_coverage(console, report)
     print_misses(console, report)
     for fault in report.faults:

@@ -11,12 +11,12 @@ from cuda_specs import BF16, AttentionForm, LevelForm, ProductForm, attention_sp
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator, evaluate
 from tilecore.contract.expr import Const, Expr, Load, Op, Sym, cast, loads, rewrite, walk
+from tilecore.contract.reshape import single_query
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec, Tensor, outputs_of, views_of
 from tilecore.cuda.adapt import SIZES, Adapted, adaptations
 from tilecore.cuda.compile import candidates, write
 from tilecore.cuda.profile import H100
 from tilecore.cuda.region import refusal
-from tilecore.reshape import single_query
 
 
 def packed_weights() -> ContractionSpec:

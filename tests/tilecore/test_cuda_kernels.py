@@ -25,6 +25,7 @@ from cuda_specs import (
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import Evaluator
 from tilecore.contract.expr import Load, Sym, Var, cast, const
+from tilecore.contract.reshape import heads_as_queries
 from tilecore.contract.spec import TOP, TOTAL, Place, Result, Spec, Step, View
 from tilecore.cuda.array import DeviceArray
 from tilecore.cuda.compile import CudaSource, candidates, compile_cuda, generate
@@ -36,7 +37,6 @@ from tilecore.cuda.recommend import choices
 from tilecore.cuda.scales import keep_scale, unscaled
 from tilecore.interpret import interpret
 from tilecore.library import kernel_for
-from tilecore.reshape import heads_as_queries
 from tilecore.trace import trace
 
 PLAIN = ProductForm(1000, 1016, 1032)

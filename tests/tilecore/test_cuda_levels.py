@@ -13,6 +13,7 @@ from cuda_specs import BF16, F16, F32, LevelForm, axis, level_spec, tensor
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Load, Sym, binary, cast, const
+from tilecore.contract.reshape import turned
 from tilecore.contract.spec import ContractionSpec, View
 from tilecore.cuda.compile import build, candidates, compile_cuda, generate
 from tilecore.cuda.decoding import decoding_of, exact_of
@@ -21,7 +22,6 @@ from tilecore.cuda.launch import Launcher
 from tilecore.cuda.profile import H100
 from tilecore.interpret import interpret
 from tilecore.library import kernel_for
-from tilecore.reshape import turned
 from tilecore.trace import trace
 
 FORM = LevelForm(16, 256, 512)

@@ -10,11 +10,11 @@ from tilecore.compile import prepare
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, const
 from tilecore.contract.narrow import narrowed
+from tilecore.contract.reshape import single_query
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Tensor, View
 from tilecore.engine import engine_for
 from tilecore.profile import HardwareProfile, profile_named
 from tilecore.recommend import Machine, key_bounds, needed_keys, rank
-from tilecore.reshape import single_query
 
 OPEN = Sym("M")
 

@@ -14,10 +14,10 @@ from tilecore.call import CompiledKernel, load_kernel
 from tilecore.compile import compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const
+from tilecore.contract.few_rows import FEW_ROWS
 from tilecore.contract.panel import join_bits, pack, pack_groups, packed_level
 from tilecore.contract.spec import ContractionSpec, Place, Product, Result, Tensor, View
 from tilecore.profile import detect_profile, detect_targets
-from tilecore.streams import FEW_ROWS
 from tilecore.target import Target
 from tilecore.toolchain import Toolchain, find_toolchain
 

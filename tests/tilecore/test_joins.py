@@ -10,6 +10,7 @@ from kernel_texts import program_of
 
 from tilecore import language as T
 from tilecore.contract.expr import Const, Var, const
+from tilecore.contract.reshape import heads_as_queries, turned
 from tilecore.contract.spec import Spec
 from tilecore.cuda.errors import CudaError
 from tilecore.cuda.joins import plan_split
@@ -26,7 +27,6 @@ from tilecore.language import Handle
 from tilecore.library import kernel_for
 from tilecore.lower import lower
 from tilecore.printer import print_program
-from tilecore.reshape import heads_as_queries, turned
 from tilecore.target import target_named
 from tilecore.trace import trace
 from tilecore.verify import verify

@@ -18,9 +18,9 @@ from tilecore.call import load_kernel
 from tilecore.compile import Kernel, compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, binary, cast, const
+from tilecore.contract.few_rows import FEW_ROWS
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Place, Result, Spec, View, check
 from tilecore.profile import detect_profile, profile_named
-from tilecore.streams import FEW_ROWS
 from tilecore.target import Target
 from tilecore.toolchain import Toolchain, find_toolchain
 

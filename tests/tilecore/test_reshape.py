@@ -12,9 +12,9 @@ from tilecore.compile import compile_spec, prepare
 from tilecore.contract.dtype import DType
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import Load, const
+from tilecore.contract.reshape import heads_as_queries, single_query
 from tilecore.contract.spec import AttentionSpec, extent_of, outputs_of
 from tilecore.profile import detect_profile
-from tilecore.reshape import heads_as_queries, single_query
 from tilecore.toolchain import Toolchain, find_toolchain
 
 PROFILE = detect_profile()

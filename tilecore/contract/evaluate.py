@@ -10,6 +10,7 @@ import numpy as np
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Const, Expr, Load, Op, Source, Sym, Var, loads
+from tilecore.contract.few_rows import with_wide_operands
 from tilecore.contract.ops import OPS
 from tilecore.contract.spec import (
     TOP,
@@ -182,6 +183,8 @@ def _contraction(spec: ContractionSpec, run: Evaluator) -> tuple[tuple[Var, ...]
 
 
 def _attention(spec: AttentionSpec, run: Evaluator) -> tuple[tuple[Var, ...], dict[Var, Any]]:
+    if spec.wide_alone and int(run(extent_of(spec.score_axes[2]))) == 1:
+        spec = with_wide_operands(spec)
     q, k, v = (view_array(view, run) for view in (spec.q, spec.k, spec.v))
     if spec.length is not None:
         count = np.asarray(run(spec.length, _grid(spec.score_axes[:2], run)))[..., None, None]

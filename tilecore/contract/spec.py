@@ -120,6 +120,8 @@ class AttentionSpec:
     read, and nothing is written for them. It is an i64 over loads of inputs.
 
     `binary`: exponentials of scores are powers of 2, not of e.
+
+    `wide_alone`: calls of one query do not round operands to bfloat16 (`few_rows.py`).
     """
 
     inputs: tuple[Tensor, ...]
@@ -140,6 +142,7 @@ class AttentionSpec:
     lookups: tuple[Lookup, ...] = ()
     length: Expr | None = None
     binary: bool = False
+    wide_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilecore.contract.expr import Const, Expr
+from tilecore.contract.reshape import heads_as_queries, turned
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec, View, extent_of, outputs_of
 from tilecore.cuda.decoding import Decoding, decoding_of, is_plain
 from tilecore.cuda.errors import CudaError
@@ -15,7 +16,6 @@ from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.roles import CHUNK, DECODED, GROUP_ROWS, SWIZZLE, WARP_COLUMNS, WIDEST
 from tilecore.cuda.row_plan import MAX_THREADS, row_vector
 from tilecore.library.score import score_of
-from tilecore.reshape import heads_as_queries, turned
 
 NOMINAL = 4096  # of an extent that is known at run time only
 DEPTH = 64  # of one step: 128 bytes, one swizzled chunk

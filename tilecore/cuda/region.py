@@ -12,6 +12,7 @@ from typing import TypeVar
 from tilecore.canonical import canonical
 from tilecore.compile import Dump
 from tilecore.contract.expr import Const, Expr, Sym, binary, const
+from tilecore.contract.reshape import single_query
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, Spec, check, outputs_of
 from tilecore.cuda.adapt import Adapted, adaptations
 from tilecore.cuda.compile import CudaKernel, CudaSource, build, candidates, dump_stages, first_made, write
@@ -20,7 +21,6 @@ from tilecore.cuda.errors import CudaError, NoCandidateError
 from tilecore.cuda.profile import H100, GpuProfile
 from tilecore.cuda.recommend import Choice
 from tilecore.emit_host import symbol_order
-from tilecore.reshape import single_query
 
 PLACEHOLDER = "REGION_NAME"
 FEW = 16  # rows of a product that are a matter of reading its weights

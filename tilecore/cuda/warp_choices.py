@@ -8,6 +8,7 @@ which add up as measured, or else what is copied there.
 from collections.abc import Iterator
 
 from tilecore.contract.expr import Const
+from tilecore.contract.reshape import heads_as_queries, turned
 from tilecore.contract.spec import AttentionSpec, ContractionSpec, RowSpec, ScanSpec, Spec
 from tilecore.cuda.decoding import is_plain
 from tilecore.cuda.errors import CudaError
@@ -16,7 +17,6 @@ from tilecore.cuda.profile import GpuProfile
 from tilecore.cuda.recommend import FEW, NOMINAL, Choice, row_choices, size_of
 from tilecore.cuda.roles import SWIZZLE
 from tilecore.cuda.values import HALVES
-from tilecore.reshape import heads_as_queries, turned
 
 STEP = 64  # of the depth: 128 bytes, one chunk
 # rows and columns of a tile, strips of a warp, blocks of a processor that registers allow
