@@ -16,7 +16,7 @@ from fuser.lift import Inliner
 from fuser.precision import hidden, in_f32
 from fuser.shapes import Shapes
 from fuser.softmax import reduced_axes, softmax_axes
-from tilecore.contract.expr import Expr, cast, const, select, unary
+from tilecore.contract.expr import Expr, binary, cast, const, select, unary
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,8 @@ def _lp_norm(call: Call) -> tuple[Expr | None, ...]:
         norm = call.rows.reduce("sum", unary("abs", x))
     else:
         norm = unary("sqrt", call.rows.reduce("sum", x * x))
-    return (cast(x / norm, value.dtype),)
+    zero = const(0.0, x.dtype)
+    return (cast(select(binary("eq", norm, zero), zero, x / norm), value.dtype),)  # 0, not 0 / 0, by the standard
 
 
 NORMS: dict[tuple[str, str], Translation] = {
@@ -217,7 +218,10 @@ def axes_of_reduction(node: ir.Node, shapes: Shapes, opset: int) -> tuple[int, .
     if node.op_type == "InstanceNormalization":
         return tuple(range(2, rank))
     if node.op_type == "MeanVarianceNormalization":
-        return tuple(sorted(int(axis) % rank for axis in attribute(node, "axes", (0, 2, 3))))
+        axes = [int(axis) for axis in attribute(node, "axes", (0, 2, 3))]
+        if any(not -rank <= axis < rank for axis in axes):  # as the default's last one, where there are three
+            raise LiftError(f"{node.op_type} {node.name!r} reduces over axes {axes} of a tensor that has {rank}")
+        return tuple(sorted({axis % rank for axis in axes}))
     axis = int(attribute(node, "axis", -1)) % rank
     if node.op_type == "LpNormalization":
         return (axis,)

@@ -115,7 +115,8 @@ def expand_reductions(program: Program) -> Program:
 
 def _native(stmt: Reduce) -> bool:
     last_of_two = len(stmt.src.shape) == 2 and stmt.axis == 1 and len(stmt.dst.shape) == 1
-    return last_of_two and stmt.src.dtype in (DType.F32, DType.F64)
+    kinds = (DType.F32,) if stmt.kind == "fmax" else (DType.F32, DType.F64)  # there is no fmax of vectors of doubles
+    return last_of_two and stmt.src.dtype in kinds
 
 
 def _reduction(stmt: Reduce, names: _Names, buffers: list[Buffer]) -> Iterator[Stmt]:

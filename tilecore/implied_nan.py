@@ -1,12 +1,13 @@
 """Maxima that need not look for NaN, as softmax's: in a row program that gives NaN for such a row in any case.
 
-Comes in: a row spec. Goes out: the same, where a "max" is an "fmax", which passes NaN over and costs half, if every
-result of a row is NaN as soon as one of the maximum's operands is: exp(x − max) is NaN where x is, whatever the
-maximum, and so is the sum of a row that holds one, and what is divided by that.
+Comes in: a row spec. Goes out: the same, where a "max" of float32 is an "fmax", which passes NaN over and costs half,
+if every result of a row is NaN as soon as one of the maximum's operands is: exp(x − max) is NaN where x is, whatever
+the maximum, and so is the sum of a row that holds one, and what is divided by that.
 """
 
 from dataclasses import replace
 
+from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Op
 from tilecore.contract.spec import RowSpec, Step
 
@@ -23,7 +24,7 @@ def pass_over_nan(spec: RowSpec) -> RowSpec:
 
 
 def _is_implied(maximum: Step, spec: RowSpec) -> bool:
-    if maximum.kind != "max" or not maximum.var.dtype.is_float:
+    if maximum.kind != "max" or maximum.var.dtype is not DType.F32:
         return False
     there: set[Expr] = {maximum.value}  # NaN in the column of such an operand
     everywhere: set[Expr] = set()  # NaN in its row

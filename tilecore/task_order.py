@@ -40,6 +40,8 @@ def repeat_together(program: LoopProgram, near: int) -> LoopProgram:
     run = _run(statements, block)
     for whole, part in ((rows, block * run), (tasks, period)):
         where = binary("and", where, binary("eq", binary("mod", whole, part), const(0)))
+    if where == const(False) or tasks == const(0):
+        return program
     across = tuple(memory for memory in program.memories if memory.kind != "scratch" and memory not in again)
     order = Order(where, period, binary("floordiv", tasks, period), run, across)
     return replace(program, order=order, body=tuple(map(_unasked, program.body)))

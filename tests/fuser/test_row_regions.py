@@ -190,6 +190,16 @@ def test_other_normalisations_over_several_axes_are_one_program(tmp_path: Path) 
     assert [region.kind for region in found.regions] == ["row", "row"]  # their rows differ
 
 
+def test_axes_that_a_tensor_does_not_have_are_a_miss(tmp_path: Path) -> None:
+    """Those of MeanVarianceNormalization that are not given are for four axes; ONNX Runtime passes over the last."""
+    g = GraphWriter(17)
+    g.op("MeanVarianceNormalization", g.op("Exp", g.input("x", np.float32, (3, 4, 5))), out="y")
+    g.output("y", np.float32, (3, 4, 5))
+    found = scanned(g.finish(), tmp_path)
+    assert not found.regions
+    assert any("axes [0, 2, 3] of a tensor that has 3" in miss.reason for miss in found.misses)
+
+
 def test_reductions_along_other_axes_stay_apart(tmp_path: Path) -> None:
     """Of a square, where shapes alone do not tell the axes."""
     g = GraphWriter(17)

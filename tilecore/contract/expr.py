@@ -268,15 +268,15 @@ def _simplify(name: str, args: tuple["Expr", ...]) -> "Expr | None":
         return first
     if name == "not" and isinstance(first, Op) and first.name == "not":
         return first.args[0]
-    if name in ("eq", "le", "ge", "lt", "gt", "ne") and first.dtype is DType.I64:
-        return _compare(name, first, last)
+    if name in ("eq", "le", "ge", "lt", "gt", "ne") and not first.dtype.is_float:
+        return const(name in ("eq", "le", "ge")) if first == last else _compare(name, first, last)
     return None
 
 
 def _compare(name: str, left: "Expr", right: "Expr") -> "Expr | None":
     """An index comparison that the variables' extents decide."""
-    if left == right:
-        return const(name in ("eq", "le", "ge"))
+    if left.dtype is not DType.I64:
+        return None
     if name in ("gt", "ge"):
         left, right, name = right, left, {"gt": "lt", "ge": "le"}[name]
     if name in ("lt", "ne", "eq") and (
