@@ -258,6 +258,7 @@ def _build(
 
     while True:
         fused = fuse(model, options, progress, kernels, without | frozenset(broken), start=start)
+        _check_weights(fused.model, model, output)
         progress("rewriting the graph")
         rewritten = rewrite(fused.model, [part.replacement for part in fused.parts])
         named = {part.kernel.name: part.kernel for part in fused.parts}
@@ -275,6 +276,18 @@ def _build(
             if options.precision != Options.precision:
                 rewritten.model.metadata_props[PRECISION] = options.precision
         return Build(model, output, fused, rewritten, library, None)
+
+
+def _check_weights(model: ir.Model, path: Path, output: Path) -> None:
+    """CompileError where the output's weights would replace those of the model, which is another file."""
+    data = output.with_name(f"{output.name}.data")
+    if not data.exists() or (output.exists() and output.samefile(path)):
+        return
+    values = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
+    if any(isinstance(value, ir.ExternalTensor) and data.samefile(value.path) for value in values):
+        raise CompileError(
+            f"{output}: its weights would replace {data}, which holds those of {path}: name another file"
+        )
 
 
 def _library_of(model: Path) -> Path:

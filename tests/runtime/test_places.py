@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from runtime.compile import CompileError, explain, optimize
 from runtime.options import Options
@@ -61,6 +62,22 @@ def test_a_page_has_a_place_too(model: Path, tmp_path: Path) -> None:
         explain(model, options=Options(cache=tmp_path / "cache"), page=Path("/proc/page.html"))
     with pytest.raises(PlaceError, match="is a folder: name a file"):
         check_place(tmp_path)
+
+
+def test_weights_of_the_original_are_not_replaced(tmp_path: Path) -> None:
+    """A model that was renamed, but not its weights: what takes its old name would write its weights over them."""
+    weight = numpy_helper.from_array(np.arange(4096, dtype=np.float32).reshape(64, 64), "w")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "graph", [x], [y], [weight])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    old, renamed, data = tmp_path / "model.onnx", tmp_path / "renamed.onnx", tmp_path / "model.onnx.data"
+    onnx.save(proto, old, save_as_external_data=True, location=data.name, size_threshold=0)
+    old.rename(renamed)
+    before = data.read_bytes()
+    with pytest.raises(CompileError, match=r"its weights would replace .*model\.onnx\.data, which holds those of"):
+        optimize(renamed, old, options=Options(cache=tmp_path / "cache"), progress=lambda stage: None)
+    assert data.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.glob("*model*")) == [data.name]
 
 
 def test_only_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
