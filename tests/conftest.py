@@ -18,6 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of our own."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew instead of comparing")
     parser.addoption("--programs", type=int, default=80, help="random tile programs to compile and compare")
+    parser.addoption("--graphs", type=int, default=16, help="random graphs of operators to fuse and compare")
+    parser.addoption("--first-graph", type=int, default=0, help="the seed that random graphs begin with")
     parser.addoption("--specs", type=int, default=24, help="random regions for cards to write, build and run")
     parser.addoption("--tilelang", type=Path, default=None, help="TileLang's examples/, to run in place of our texts")
     parser.addoption("--first-program", type=int, default=0, help="the seed that random tile programs begin with")
