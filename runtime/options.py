@@ -1,13 +1,16 @@
 """The settings that come from the environment, read once.
 
 In: the process environment. Out: a frozen `Options`, passed down explicitly.
-Invariant: no other module reads a `TILEFUSE_*` variable.
+Invariant: no other module reads a `TILEFUSE_*` variable, but for where kernels of one's own are kept
+(`tilecore.toolchain.own_cache`), which has to be the same folder.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tilecore.toolchain import BrokenToolchainError, own_cache
 
 CARDS = ("cuda", "cuda-sm80")  # NVIDIA cards: Hopper (sm_90a), and Ampere and Ada (sm_80)
 
@@ -70,16 +73,10 @@ class Options:
 
 
 def _cache_folder(environment: Mapping[str, str]) -> Path:
-    if "TILEFUSE_CACHE" in environment:
-        return Path(environment["TILEFUSE_CACHE"])
-    if "XDG_CACHE_HOME" in environment:
-        return Path(environment["XDG_CACHE_HOME"]) / "tilefuse"
     try:
-        return Path.home() / ".cache" / "tilefuse"
-    except RuntimeError as error:
-        raise OptionsError(
-            "this user has no home directory: set TILEFUSE_CACHE to a folder for what is kept"
-        ) from error
+        return own_cache(environment)
+    except BrokenToolchainError as error:
+        raise OptionsError(str(error)) from error
 
 
 def _switch(environment: Mapping[str, str], name: str) -> bool:

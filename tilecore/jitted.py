@@ -13,7 +13,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from types import CodeType
@@ -72,7 +72,6 @@ class JitKernel:
     steps: tuple[Step, ...]
     config: Mapping[str, Any]  # Python arguments and tile extents that it was traced with
     threads: int
-    pool: ThreadPoolExecutor = field(repr=False)
 
     @property
     def source(self) -> str:
@@ -90,6 +89,11 @@ class JitKernel:
         for step in self.steps:
             lines += ["", f"step {step.name}", print_program(step.program), describe_plan(step.plan)]
         return "\n".join(lines).rstrip() + "\n"
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The tensors that a call writes, by name."""
+        return frozenset(tensor.name for step in self.steps for tensor in step.program.outputs)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -173,8 +177,15 @@ class JitKernel:
         if self.threads == 1 or len(pieces) < 2:
             work()
         else:
-            for done in [self.pool.submit(work) for _ in range(min(self.threads, len(pieces)))]:
+            pool = _pool(self.threads, os.getpid())
+            for done in [pool.submit(work) for _ in range(min(self.threads, len(pieces)))]:
                 done.result()
+
+
+@functools.cache
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """The threads of all kernels in a process: one that was forked has none of its parent's."""
+    return ThreadPoolExecutor(threads)
 
 
 def _is_extent(tensor: Tensor, name: str) -> bool:
@@ -259,9 +270,7 @@ def build(
     threads = settings.threads or len(os.sched_getaffinity(0))
     shown = {**(config or {}), **extents, "target": target.name} | ({"why": why} if why else {})
     workspaces = tuple(tensor.name for tensor in traced.workspaces)
-    return JitKernel(
-        function.__name__, parameters, returned, workspaces, steps, shown, threads, ThreadPoolExecutor(threads)
-    )
+    return JitKernel(function.__name__, parameters, returned, workspaces, steps, shown, threads)
 
 
 def _is_parameter(function: Callable[..., Any], name: str) -> bool:

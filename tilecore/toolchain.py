@@ -198,12 +198,21 @@ def load_library(path: Path) -> ctypes.CDLL:
         ) from error
 
 
-def own_cache() -> Path:
-    """The folder of this user's cache. BrokenToolchainError for a user without a home directory."""
+def own_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder of this user's cache: TILEFUSE_CACHE, or a folder of XDG_CACHE_HOME or of the home directory.
+
+    BrokenToolchainError for a user who has none of them.
+    """
+    if environment.get("TILEFUSE_CACHE"):
+        return Path(environment["TILEFUSE_CACHE"])
+    if environment.get("XDG_CACHE_HOME"):
+        return Path(environment["XDG_CACHE_HOME"]) / "tilefuse"
     try:
         return Path.home() / ".cache" / "tilefuse"
     except RuntimeError as error:
-        raise BrokenToolchainError("this user has no home directory to keep kernels in: pass cache=…") from error
+        raise BrokenToolchainError(
+            "this user has no home directory: set TILEFUSE_CACHE to a folder for what is kept"
+        ) from error
 
 
 def find_toolchain(cache_directory: Path, preferred: str | None = None) -> Toolchain:

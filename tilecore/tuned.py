@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecore.arguments import size
+from tilecore.arguments import as_array, size
 from tilecore.call import KernelError
 from tilecore.contract.expr import symbols
 from tilecore.emit_expr import EmitError
@@ -156,14 +156,28 @@ class Tuned:
         """Microseconds of each configuration, on the call's arrays, or on those that were `made` where it has none."""
         times: dict[str, float] = {}
         for config, kernel in kernels:
+            own, by_name = self._own(kernel, arguments, named)
             if not any(has_memory(value) for value in (*arguments, *named.values())):
                 call = functools.partial(kernel, *made)
             elif self.function.is_annotated:
-                call = functools.partial(kernel, *arguments, **named)
+                call = functools.partial(kernel, *own, **by_name)
             else:
-                call = functools.partial(self.function, *arguments, **{**config, **named})
+                call = functools.partial(self.function, *own, **{**config, **by_name})
             times[config_text(config)] = median_time(call, self.warmup, self.rep) * 1e6
         return times
+
+    def _own(
+        self, kernel: JitKernel, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a call, copies in the place of what it writes: the caller's arrays are left alone."""
+        taken = [name for name in kernel.parameters if name not in kernel.returned]
+        places = taken if self.function.is_annotated else list(inspect.signature(self.function.original).parameters)
+
+        def own(name: str, value: Any) -> Any:
+            return as_array(name, value).copy() if name in kernel.written and has_memory(value) else value
+
+        positional = [own(name, value) for name, value in zip(places, arguments, strict=False)]
+        return positional, {name: own(name, value) for name, value in named.items()}
 
 
 def config_text(config: Config) -> str:

@@ -1,6 +1,8 @@
 """`jit` and `compile`: three ways to write a kernel, arrays by numpy and DLPack, and what a wrong call says."""
 
 import dataclasses
+import multiprocessing
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -367,3 +369,72 @@ def test_a_loop_that_nothing_ends_is_refused(jit: Callable[..., Any]) -> None:
 
     with pytest.raises(TileError, match="nothing in the loop changes its condition"):
         jit(endless, out_idx=1).compile()
+
+
+COUNT = T.dynamic("n")
+
+
+def added(X: T.Tensor((COUNT,), "float32"), C: T.Tensor((COUNT,), "float32"), block: int = T.auto) -> None:  # type: ignore[valid-type]
+    with T.Kernel(T.ceildiv(COUNT, block)) as b:
+        for i in T.Parallel(block):
+            T.atomic_add(C[b * block + i], X[b * block + i])
+
+
+def declared(X: Any, C: Any, block: int = 8) -> None:
+    n = T.const("n")
+    X: T.Tensor((n,), "float32")  # type: ignore[no-redef]
+    C: T.Tensor((n,), "float32")  # type: ignore[no-redef]
+    with T.Kernel(T.ceildiv(n, block)) as b:
+        for i in T.Parallel(block):
+            T.atomic_add(C[b * block + i], X[b * block + i])
+
+
+@pytest.mark.parametrize(("function", "configs"), [(added, None), (declared, [{"block": 8}, {"block": 16}])])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_measuring_leaves_the_arrays_of_the_call_alone(
+    jit: Callable[..., Any], function: Any, configs: Any, by_name: bool, tmp_path: Path
+) -> None:
+    """Sums join with what stands there: every run that only measures would be added, too."""
+    tuned = tilecore.autotune(configs)(jit(function, cache=tmp_path))
+    x, c = np.ones(1000, np.float32), np.full(1000, 2.0, np.float32)
+    if by_name:
+        tuned(X=x, C=c)
+    else:
+        tuned(x, c)
+    np.testing.assert_array_equal(c, 3.0)
+
+
+def doubled(send: Any, kernel: Any) -> None:
+    send.put(kernel(np.full((1000, 4), 3.0, np.float32)))
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # which is what is tested
+def test_a_forked_process_runs_kernels_that_its_parent_has_run(scale: Any) -> None:
+    """Threads do not come along with a fork."""
+    scale(np.ones((1000, 4), np.float32))
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=doubled, args=(results, scale))
+    child.start()
+    try:
+        np.testing.assert_array_equal(results.get(timeout=60), 6.0)
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_kernels_share_their_threads(jit: Callable[..., Any]) -> None:
+    def made(factor: float) -> Any:
+        def kernel(A: T.Tensor((999,), "float32"), B: T.Tensor((999,), "float32")) -> None:  # type: ignore[valid-type]
+            with T.Kernel(333) as b:
+                for i in T.Parallel(3):
+                    B[b * 3 + i] = A[b * 3 + i] * factor
+
+        return jit(kernel, out_idx=1, threads=2)
+
+    kernels = [made(float(factor)) for factor in range(5)]
+    kernels[0](np.ones(999, np.float32))
+    before = threading.active_count()
+    for factor, kernel in enumerate(kernels):
+        np.testing.assert_array_equal(kernel(np.ones(999, np.float32)), float(factor))
+    assert threading.active_count() <= before + 1  # of the two, the first kernel may have needed one

@@ -23,6 +23,7 @@ from tilecore.toolchain import (
     find_compiler,
     find_toolchain,
     load_library,
+    own_cache,
 )
 
 SOURCE = "int answer(void) { return 42; }\n"
@@ -255,7 +256,14 @@ def test_nothing_is_looked_for_before_something_is_built() -> None:
         link_kernels([], [ROW], objects)
 
 
-def test_a_user_without_a_home_is_told_what_to_pass(tmp_path: Path) -> None:
+def test_a_cache_is_where_the_environment_says() -> None:
+    """For kernels of one's own as for models: the message of a full disk names the variable."""
+    assert own_cache({"TILEFUSE_CACHE": "/c", "XDG_CACHE_HOME": "/x"}) == Path("/c")
+    assert own_cache({"TILEFUSE_CACHE": "", "XDG_CACHE_HOME": "/x"}) == Path("/x/tilefuse")
+    assert own_cache({}) == Path.home() / ".cache" / "tilefuse"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(tmp_path: Path) -> None:
     """As in a container whose user has no name. Importing asks for no home yet."""
     text = """
 import pwd
@@ -273,4 +281,4 @@ except BrokenToolchainError as error:
     run = subprocess.run(
         command, env={"PYTHONPATH": str(root)}, cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert run.stdout == "this user has no home directory to keep kernels in: pass cache=…\n"
+    assert run.stdout == "this user has no home directory: set TILEFUSE_CACHE to a folder for what is kept\n"
