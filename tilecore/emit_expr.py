@@ -219,6 +219,8 @@ class Expressions:
         if name == "cast":
             if op.dtype is DType.BOOL:
                 return f"{args[0]} != 0"
+            if source is DType.F64 and op.dtype in HALF:
+                return f"odd_f32_s({args[0]})"
             return f"({NARROW.get(op.dtype, '')})({SCALAR[op.dtype]}){args[0]}".removeprefix("()")
         if (shifted := _power_of_two(op, args[0])) is not None:
             return shifted
@@ -370,6 +372,8 @@ class Expressions:
         if source is DType.BOOL:
             one, zero = (f"splat_{held(target)}({value})" for value in (1, 0))
             return f"select_{held(target)}({text}, {one}, {zero})"
+        if source is DType.F64 and target in HALF:
+            return f"odd_f32({text})"
         if VECTOR[source] != VECTOR[target]:
             text = f"__builtin_convertvector({text}, {VECTOR[target]})"
         return f"narrow_{target}({text})" if target in NARROW else text

@@ -273,7 +273,13 @@ def reduce(src: Handle, dst: Handle, kind: str, dim: int = -1, clear: Flag = Tru
     """`dst` = the `kind` of `src` over axis `dim` (see `ir.Reduce`); joined with the old `dst` unless `clear`."""
     source, target = buffer_of(src, f"T.reduce_{kind}"), target_of(dst, f"T.reduce_{kind}")
     axis = axis_of(source, src, dim)
-    if source.dtype is not target.dtype and source.dtype.row.kind == target.dtype.row.kind:
+    related = source.dtype is not target.dtype and source.dtype.row.kind == target.dtype.row.kind
+    if related and source.dtype.row.bytes > target.dtype.row.bytes:  # rounded, or cut off, once
+        wide = _tile_of(target.shape, source.dtype) if clear else _converted(target, source.dtype)
+        reduce(Handle(source), Handle(wide), kind, dim, clear)
+        copy(Handle(wide), Handle(target))
+        return
+    if related:
         source = _converted(source, target.dtype)
     statement = ir.Reduce(kind, source, target, axis, clear, user_span())
     current("T.reduce").emit(statement, writes=target)
@@ -312,12 +318,12 @@ def reduce_prod(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> 
 
 def reduce_absmax(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the largest magnitude of `src` over axis `dim`; 0 over no elements."""
-    reduce(_magnitudes(src, "T.reduce_absmax"), dst, "max", dim, clear)
+    reduce(_magnitudes(src, dst, "T.reduce_absmax"), dst, "max", dim, clear)
 
 
 def reduce_abssum(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
     """`dst` = the sum of the magnitudes of `src` over axis `dim`."""
-    reduce(_magnitudes(src, "T.reduce_abssum"), dst, "sum", dim, clear)
+    reduce(_magnitudes(src, dst, "T.reduce_abssum"), dst, "sum", dim, clear)
 
 
 def reduce_bitand(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
@@ -547,14 +553,22 @@ def annotate_safe_value(values: Any) -> None:
 
 
 def _converted(source: ir.Buffer, dtype: DType) -> ir.Buffer:
-    tile = allocate(tuple(plain(dim) for dim in source.shape), dtype, "fragment")
-    copy(Handle(source), tile)
+    tile = _tile_of(source.shape, dtype)
+    copy(Handle(source), Handle(tile))
+    return tile
+
+
+def _tile_of(shape: tuple[Expr, ...], dtype: DType) -> ir.Buffer:
+    tile = allocate(tuple(plain(dim) for dim in shape), dtype, "fragment")
     assert isinstance(tile.source, ir.Buffer)
     return tile.source
 
 
-def _magnitudes(src: Handle, what: str) -> Handle:
-    source = buffer_of(src, what)
+def _magnitudes(src: Handle, dst: Handle, what: str) -> Handle:
+    """The magnitudes of `src`, in the type of `dst` where that is wider: -128 has none in int8."""
+    source, target = buffer_of(src, what), target_of(dst, what)
+    if source.dtype.row.kind == target.dtype.row.kind and source.dtype.row.bytes < target.dtype.row.bytes:
+        source = _converted(source, target.dtype)
     tracer, span = current(what), user_span()
     tile = allocate(src.shape, source.dtype, "fragment")
     axes = tuple(Var(tracer.unique("i"), extent=dim) for dim in source.shape)

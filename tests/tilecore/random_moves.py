@@ -131,6 +131,26 @@ def integers(w: Writer) -> None:
     w.tiles.append(result)
 
 
+def other_type(w: Writer) -> None:
+    """A reduction whose result has another type than what is reduced, wider or narrower, begun from 0 or not."""
+    rng, pairs = (
+        w.rng,
+        (("int8", "int32"), ("int32", "int8"), ("int16", "int64"), ("float16", "float32"), ("float32", "float64")),
+    )
+    given, made = pairs[int(rng.integers(len(pairs)))]
+    tile, axis = T.alloc_fragment((w.bm, w.bn), given), int(rng.integers(2))
+    result, seen = T.alloc_fragment((w.bm if axis else w.bn,), made), T.alloc_fragment((w.bm, w.bn), made)
+    for i, j in T.Parallel(w.bm, w.bn):
+        number = T.cast(w.m * 5 + i * 37 + j * 101, T.int32)
+        tile[i, j] = T.cast(number * 64, given) if given.startswith("int") else whole(w, i, j, given)
+    T.fill(result, 3)
+    op = str(rng.choice(["sum", "max", "min", "absmax", "abssum"]))
+    getattr(T, f"reduce_{op}")(tile, result, dim=axis, clear=bool(rng.random() < 0.5))
+    for i, j in T.Parallel(w.bm, w.bn):
+        seen[i, j] = result[i] if axis else result[j]
+    shrunk(w, seen)
+
+
 def steps_of_floats(w: Writer) -> None:
     """Functions of floats that jump, where the data are multiples of 1/8, halves and signed zeros among them."""
     rng, result = w.rng, w.tile()
@@ -279,7 +299,7 @@ def flags(w: Writer) -> None:
 
 
 MOVES: tuple[Move, ...] = (
-    typed_product, typed_product, three_axes, integers, integers, steps_of_floats, cells, moved_parts, parts_changed,
-    parts_changed, checked, dealt,
+    typed_product, typed_product, three_axes, other_type, integers, integers, steps_of_floats, cells, moved_parts,
+    parts_changed, parts_changed, checked, dealt,
     whole_rows, along_rows, doubles, levels_tile, flags,
 )  # fmt: skip

@@ -230,6 +230,46 @@ def test_bits_as_another_type(given: str, made: str, object_cache: Path) -> None
     np.testing.assert_array_equal(found.view(TYPES[given]), x)
 
 
+@pytest.mark.parametrize("made", ["float16", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 40])  # by scalars, and by vectors
+def test_float64_is_rounded_to_16_bits_once(made: str, count: int, object_cache: Path) -> None:
+    """Rounded to float32 on the way, what lies just beside the middle of two neighbours would go to the even one."""
+    digits, least, most = {
+        "float16": (11, -14, 65504.0),
+        "bfloat16": (8, -126, float(ml_dtypes.finfo("bfloat16").max)),
+    }[made]
+    half = 2.0**-digits
+    given = [
+        1 + half,
+        1 + half + 2.0**-50,
+        1 + half - 2.0**-50,
+        1 + 3 * half - 2.0**-45,
+        most * (1 + half * 0.499999999),
+    ]
+    given += [most * (1 + half), 2.0 ** (least - digits) * (1 + 2.0**-40), 2.0 ** (least - digits), 1e-60, 5e-324, 0.0]
+    given += [np.inf, np.nan, 2.0**200, *RNG.standard_normal(40).tolist()]
+    x = np.array([sign * value for value in given for sign in (1.0, -1.0)])
+
+    @T.prim_func
+    def kernel(X: T.Tensor((len(x),), "float64"), Y: T.Tensor((len(x),), made)) -> None:  # type: ignore[valid-type]
+        with T.Kernel(T.ceildiv(len(x), count)) as b:
+            for i in T.Parallel(count):
+                Y[b * count + i] = T.cast(X[b * count + i], made)
+
+    found = tilecore.compile(kernel, out_idx=1, cache=object_cache)(x).astype(np.float64)
+    wanted = np.array([rounded(value, digits, least, most) for value in x.tolist()])
+    np.testing.assert_array_equal(found, wanted)
+
+
+def rounded(value: float, digits: int, least: int, most: float) -> float:
+    """To the nearest number of so many binary digits, halves to even; `least` is the exponent of the first normal."""
+    if not np.isfinite(value) or value == 0:
+        return value
+    step = 2.0 ** (max(int(np.frexp(value)[1]) - 1, least) - digits + 1)
+    nearest = float(np.round(value / step)) * step
+    return nearest if abs(nearest) <= most else float(np.copysign(np.inf, value))
+
+
 def test_logic_of_bools(object_cache: Path) -> None:
     x, y = (RNG.integers(0, 2, COUNT).astype(np.bool_) for _ in range(2))
     given: list[tuple[Function, Function]] = [

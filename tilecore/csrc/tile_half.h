@@ -1,6 +1,7 @@
 /* float16 and bfloat16: bits in memory, f32 in registers. A part of tile_cpu.h, which includes it.
  *
- * Rounding is to the nearest, ties to even; what is too large becomes infinite, and NaN stays NaN.
+ * Rounding is to the nearest, ties to even; what is too large becomes infinite, and NaN stays NaN. A float64 goes there
+ * through `odd_f32`, whose last bit says that something was cut off: rounding twice to the nearest is another number.
  */
 #ifndef TILE_HALF_H
 #define TILE_HALF_H
@@ -57,6 +58,19 @@ TILE_INLINE void store_masked_u16(uint16_t* p, i32v m, u16v h) {
     TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) if (m[i]) p[i] = h[i];
 }
 #endif
+TILE_INLINE float odd_f32_s(double x) {
+    float near = (float)x;
+    int32_t bits;
+    memcpy(&bits, &near, sizeof bits);
+    if (x == x && (double)near != x && !(bits & 1)) bits += fabs((double)near) > fabs(x) ? -1 : 1;
+    memcpy(&near, &bits, sizeof bits);
+    return near;
+}
+TILE_INLINE f32v odd_f32(f64v x) {
+    f32v v = {0};
+    TILE_UNROLL for (int i = 0; i < TILE_LANES; i++) v[i] = odd_f32_s(x[i]);
+    return v;
+}
 #define TILE_HALF(name)                                                                                                \
     TILE_INLINE f32v round_##name(f32v x) { return value_##name(bits_##name(x)); }                                     \
     TILE_INLINE float value_##name##_s(uint16_t h) { return value_##name((u16v){h})[0]; }                              \
