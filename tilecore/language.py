@@ -305,7 +305,7 @@ thread_only = {
     "ClusterKernel": "T.Kernel",
     "tma_copy": "T.copy",
     "gemm_sp": "T.gemm of dense tiles",
-    "loop_break": "T.While with a flag, or `if` around the rest of the body",
+    "loop_break": "`break`, in a function under T.prim_func, T.macro or jit",
 }
 
 

@@ -1,4 +1,5 @@
-"""Python's own control flow in kernels: `if`, `while`, `and`, `or`, `not`, `a if c else b`, `a < b < c`, `range`.
+"""Python's own control flow in kernels: `if`, `while`, `and`, `or`, `not`, `a if c else b`, `a < b < c`, `range`;
+`break` and `continue` are in `exits`.
 
 Comes in: a function written for `T.prim_func` or `jit`. Goes out: the same function with each of these as a call of
 `Hooks`, which does what Python does for Python values and appends to the traced program for symbolic ones. Positions
@@ -18,6 +19,7 @@ from typing import Any, NoReturn, Self
 
 from tilecore.control import Else, If, While, assert_, serial
 from tilecore.errors import TileError, user_span
+from tilecore.exits import Loop, exits, named_breaks, needs_flag, settle
 from tilecore.span import Span
 from tilecore.tracer import current
 from tilecore.value import Value, choose, operate
@@ -99,11 +101,21 @@ class Hooks:
         return Branch(condition, dict(names))
 
     @staticmethod
-    def turns(condition: Callable[[], Any]) -> Iterator[None]:
-        """The turns of a `while`: Python's own, or the one that is traced."""
+    def loop(leaves: bool, skips: bool) -> Loop:
+        """The start of a loop with a `break` or a `continue`."""
+        return Loop(leaves, skips)
+
+    @staticmethod
+    def turns(condition: Callable[[], Any], loop: Loop | None = None, endless: bool = False) -> Iterator[None]:
+        """The turns of a `while`: Python's own, or the one that is traced, as an `endless` one with a `break` is."""
         first = condition()
-        if isinstance(first, Value):
+        if isinstance(first, Value) or (endless and loop is not None and loop.begin is not None):
+            if loop is not None:
+                loop.enter()
+                first = loop.going() if endless else _joined("and", (lambda: first, loop.going))
             with While(first):
+                if loop is not None:
+                    loop.turn()
                 yield
             return
         while first:
@@ -216,6 +228,7 @@ def scripted(function: Callable[..., Any]) -> Callable[..., Any]:
     definition.decorator_list = []
     _strip(definition.args)
     definition.returns = None
+    named_breaks(definition)
     cells = _cells(definition)
     _check_kept(definition, cells, code.co_filename)
     rewritten = _Rewriter(cells, _parameters(definition)).visit(definition)
@@ -298,7 +311,17 @@ def _compiled(definition: ast.FunctionDef, free: list[str], filename: str) -> ty
         decorator_list=[],
     )
     module = ast.fix_missing_locations(ast.Module([outer], []))
-    around = next(c for c in compile(module, filename, "exec").co_consts if isinstance(c, types.CodeType))
+    try:
+        made = compile(module, filename, "exec")
+    except SyntaxError as error:  # Python nests 20 loops and `with` at most, and each `if` here is a `with`
+        line, column = error.lineno or definition.lineno, (error.offset or 1) - 1
+        nested = "nested" in error.msg
+        raise TileError(
+            f"{error.msg} in {definition.name}" + (", where every `if` counts as one" if nested else ""),
+            Span(filename, line, column, error.end_lineno or line, (error.end_offset or column + 2) - 1),
+            instead="a T.macro for the inner blocks, or one condition joined by `and`" if nested else "",
+        ) from None
+    around = next(c for c in made.co_consts if isinstance(c, types.CodeType))
     return next(c for c in around.co_consts if isinstance(c, types.CodeType) and c.co_name == definition.name)
 
 
@@ -326,9 +349,34 @@ class _Rewriter(ast.NodeTransformer):
         """`while`: the condition as a function, asked before every turn."""
         if node.orelse:
             return self.generic_visit(node)
-        turns = _call("turns", _lambda(self.visit(node.test)))
-        loop = ast.For(ast.Name("__turn", ast.Store()), turns, _flat([self.visit(s) for s in node.body]), [])
-        return _located(loop, node)
+        endless = ast.Constant(isinstance(node.test, ast.Constant) and node.test.value is True)
+        own, start, body = self._with_exits(node.body)
+        more = [ast.Name(own, ast.Load()), endless] if own else []
+        turns = _call("turns", _lambda(self.visit(node.test)), *more)
+        return [*start, _located(ast.For(ast.Name("__turn", ast.Store()), turns, body, []), node)]
+
+    def visit_For(self, node: ast.For) -> Any:
+        """`for` with a `break` or a `continue`."""
+        if node.orelse or not exits(node.body):
+            return self.generic_visit(node)
+        own, start, body = self._with_exits(node.body)
+        around = ast.Attribute(ast.Name(own, ast.Load()), "around", ast.Load())
+        items = ast.Call(around, [self.visit(node.iter)], [])
+        return [*start, _located(ast.For(self.visit(node.target), items, body, []), node)]
+
+    def _with_exits(self, body: list[ast.stmt]) -> tuple[str, list[ast.stmt], list[ast.stmt]]:
+        """The name of what knows a loop's exits, its making and the loop's body; no name where there are no exits."""
+        found = exits(body)
+        if not found:
+            return "", [], _flat([self.visit(stmt) for stmt in body])
+        self.count += 1
+        own, leaves = f"__loop{self.count}", any(isinstance(exit, ast.Break) for exit in found)
+        settled = settle(body, own)
+        start = _assign(own, _call("loop", ast.Constant(leaves), ast.Constant(needs_flag(settled))))
+        if leaves:
+            going = ast.Call(ast.Attribute(ast.Name(own, ast.Load()), "going", ast.Load()), [], [])
+            settled = [_located(ast.If(going, settled, []), body[0])]
+        return own, [_located(start, body[0])], _flat([self.visit(stmt) for stmt in settled])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         """`and` and `or`."""

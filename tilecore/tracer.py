@@ -189,7 +189,7 @@ def reshaped_index(position: tuple[Expr, ...], dims: tuple[Expr, ...], shape: tu
     return (flat, *reversed(found)) if shape else ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # two that look alike, one in the other, are two
 class Scope:
     """A body being traced. A loop remembers the tile versions before it and values read then but used inside it.
 
@@ -438,6 +438,11 @@ def current(what: str) -> Tracer:
     if tracer is None:
         _fail(f"{what} outside of a trace", "tilecore.trace.trace(kernel, …): a kernel is not called directly")
     return tracer
+
+
+def active() -> Tracer | None:
+    """The trace in progress, where there is one."""
+    return _ACTIVE.get()
 
 
 @contextmanager

@@ -380,7 +380,7 @@ def added(X: T.Tensor((COUNT,), "float32"), C: T.Tensor((COUNT,), "float32"), bl
             T.atomic_add(C[b * block + i], X[b * block + i])
 
 
-def declared(X: Any, C: Any, block: int = 8) -> None:
+def declared(X: Any, C: Any, block: int = 8) -> None:  # pyright: ignore[reportRedeclaration]
     n = T.const("n")
     X: T.Tensor((n,), "float32")  # type: ignore[no-redef]
     C: T.Tensor((n,), "float32")  # type: ignore[no-redef]
