@@ -11,25 +11,31 @@ from tilecore import ir
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Load, Var, binary, const
 from tilecore.errors import TileError, user_span
-from tilecore.tiles import buffer_of, copy, count_of, reduce, running, target_of, update_element
+from tilecore.tiles import count_of, reduce, running, update_element
 from tilecore.tracer import Handle, Region, allocate, current, reshaped_index, settled
-from tilecore.value import Value, assigned, convert, described, operate, plain
+from tilecore.value import Value, assigned, convert, described, lift, operate, plain
+from tilecore.whole import Writing, apart, buffer_of, copy
 
 Flag = builtins.bool
 
 
 def cummax(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag = False) -> None:
     """`dst` (or `src` itself) = the largest so far of `src` along axis `dim`, from its end with `reverse`."""
-    source, target, axis = running(src, dst, dim, "T.cummax")
+    with Writing(src if dst is None else dst, "T.cummax", keeps=dst is None) as target:
+        source, axis = running(src, dst, target, dim, "T.cummax")
+        if source != target:
+            copy(Handle(source), Handle(target))
+        _running_maximum(target, axis, reverse)
+
+
+def _running_maximum(target: ir.Buffer, axis: int, reverse: Flag) -> None:
     tracer, span = current("T.cummax"), user_span()
-    if source != target:
-        copy(src, Handle(target))
     turn = Var(tracer.unique("k"), extent=target.shape[axis] - 1)
     axes = tuple(Var(tracer.unique("i"), extent=size) for size in target.shape)
     last = target.shape[axis] - 1
     places = (last - turn - 1, last - turn) if reverse else (turn + 1, turn)
     here, before = ((*axes[:axis], along, *axes[axis + 1 :]) for along in places)
-    value = binary("max", Load(target, before), Load(target, here))
+    value = binary("or" if target.dtype is DType.BOOL else "max", Load(target, before), Load(target, here))
     others = tuple(each for position, each in enumerate(axes) if position != axis)
     store = ir.Store(target, here, value, span)
     body = ir.Parallel(others, (store,), span) if others else store
@@ -38,23 +44,37 @@ def cummax(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag =
 
 def transpose(src: Handle, dst: Handle) -> None:
     """`dst`[…, j, i] = `src`[…, i, j] for tiles of two axes or more."""
-    source, target = buffer_of(src, "T.transpose"), target_of(dst, "T.transpose")
-    if len(source.shape) < 2 or target.shape != (*source.shape[:-2], source.shape[-1], source.shape[-2]):
-        _fail(f"T.transpose of {src} into {dst}", "a result with the last two axes exchanged")
     tracer, span = current("T.transpose"), user_span()
-    axes = tuple(Var(tracer.unique("i"), extent=size) for size in target.shape)
-    value = assigned(Value(Load(source, (*axes[:-2], axes[-1], axes[-2]))), target.dtype).expr
-    tracer.emit(ir.Parallel(axes, (ir.Store(target, axes, value, span),), span), writes=target)
+    with Writing(dst, "T.transpose", keeps=False) as target:
+        source = apart(buffer_of(src, "T.transpose"), target)
+        if len(source.shape) < 2 or target.shape != (*source.shape[:-2], source.shape[-1], source.shape[-2]):
+            _fail(f"T.transpose of {src} into {dst}", "a result with the last two axes exchanged")
+        axes = tuple(Var(tracer.unique("i"), extent=size) for size in target.shape)
+        value = assigned(Value(Load(source, (*axes[:-2], axes[-1], axes[-2]))), target.dtype).expr
+        tracer.emit(ir.Parallel(axes, (ir.Store(target, axes, value, span),), span), writes=target)
 
 
-def any_of(tile: Any) -> Value:
-    """Whether any element of a tile, an operand or a slice is not 0."""
-    return _joined_truth(tile, "T.any_of", "max")
+def any_of(*tiles: Any) -> Value:
+    """Whether any element of a tile, an operand or a slice is not 0; or any of several conditions holds."""
+    return _joined_conditions("or", tiles) if _are_scalars(tiles) else _joined_truth(tiles[0], "T.any_of", "max")
 
 
-def all_of(tile: Any) -> Value:
-    """Whether every element of a tile, an operand or a slice is other than 0."""
-    return _joined_truth(tile, "T.all_of", "min")
+def all_of(*tiles: Any) -> Value:
+    """Whether every element of a tile, an operand or a slice is other than 0; or all of several conditions hold."""
+    return _joined_conditions("and", tiles) if _are_scalars(tiles) else _joined_truth(tiles[0], "T.all_of", "min")
+
+
+def _are_scalars(tiles: tuple[Any, ...]) -> bool:
+    return len(tiles) != 1 or isinstance(tiles[0], Value | bool)
+
+
+def _joined_conditions(name: str, conditions: tuple[Any, ...]) -> Value:
+    found = lift(name == "and")
+    for condition in conditions:
+        if not isinstance(condition, Value | bool):
+            _fail(f"T.{'all' if name == 'and' else 'any'}_of of {described(condition)} beside others", "conditions")
+        found = operate(name, found, condition)
+    return found
 
 
 def _joined_truth(tile: Any, what: str, kind: str) -> Value:

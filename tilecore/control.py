@@ -32,13 +32,11 @@ class Kernel:
         """
         self.tracer = current("T.Kernel")
         self.span = user_span()
-        if not extents:
-            _fail("T.Kernel needs at least one extent", "T.Kernel(1) for a single task")
         if self.tracer.eager is not None and self.tracer.eager.constants is None:
             raise SignatureKnownError
         if self.tracer.grid is not None:
             _fail("a second T.Kernel in one kernel", "one T.Kernel per function; trace two functions")
-        self.extents = [extent(size) for size in extents]
+        self.extents = [extent(size) for size in extents or (1,)]
         self.split = split
         self.threads = threads
         self.scope: Scope | None = None
@@ -57,7 +55,7 @@ class Kernel:
             self.tracer.split = axes[-1]
         elif self.split is not None:
             values = (*values, lift(0))
-        return values[0] if len(values) == 1 else values
+        return values[0] if len(values) == 1 and unpacked(frame) is None else values
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -95,9 +93,9 @@ def _parallel(extents: list[Expr], span: Span, vector_axis: int | None = None) -
     scope = tracer.open("parallel", span)
     scope.axes = axes
     values = tuple(Value(axis) for axis in axes)
-    whole = False
+    whole, alone = False, len(values) == 1 and unpacked(user_frame()) is None
     try:
-        yield values[0] if len(values) == 1 else values
+        yield values[0] if alone else values
         whole = True
     finally:
         if not whole:
@@ -247,6 +245,21 @@ def unroll(
     if step is None:
         return _loop(start, stop, "unrolled", 1)
     return _stepped(start, stop, step, "unrolled")
+
+
+def grid(*extents: Operand) -> Iterator[Any]:
+    """`for i, j in T.grid(m, n):` one loop in order inside another."""
+    alone = len(extents) == 1 and unpacked(user_frame()) is None
+    return (point[0] if alone else point for point in _nested(extents))
+
+
+def _nested(extents: Sequence[Operand]) -> Iterator[tuple[Value, ...]]:
+    if not extents:
+        yield ()
+        return
+    for first in _loop(extents[0], None, "serial", 1):
+        for others in _nested(extents[1:]):
+            yield (first, *others)
 
 
 Serial, Unroll, Vectorized = serial, unroll, vectorized

@@ -43,12 +43,15 @@ NEUTRAL: Mapping[str, float | int] = {
 }  # fmt: skip
 JOIN = {"sum": "add", "prod": "mul", "max": "max", "fmax": "max", "min": "min",
         "bitand": "bitand", "bitor": "bitor", "bitxor": "bitxor"}  # fmt: skip
+LOGIC_JOIN = {"max": "or", "bitor": "or", "min": "and", "bitand": "and", "bitxor": "ne"}  # of bools
 WIDE = {DType.F16: DType.F32, DType.BF16: DType.F32, DType.I8: DType.I16, DType.U8: DType.I16}
 
 
 def neutral(kind: str, dtype: DType) -> float | int:
     """What a reduction of `kind` over no elements of `dtype` gives: infinities of integers are their limits."""
     value = NEUTRAL[kind]
+    if dtype is DType.BOOL:
+        return int(LOGIC_JOIN[kind] == "and")
     if not dtype.is_int:
         return float(value)
     limits = np.iinfo(dtype.row.numpy)
@@ -133,7 +136,8 @@ def _reduction(stmt: Reduce, names: _Names, buffers: list[Buffer]) -> Iterator[S
     target: tuple[Expr, ...] = axes
     if len(dst.shape) == len(src.shape) or not axes:  # the reduced axis is kept
         target = (*axes[: stmt.axis], const(0), *axes[stmt.axis :])
-    joined = apply(JOIN[stmt.kind], Load(dst, target), _number(stmt, Load(src, index)))
+    join = LOGIC_JOIN if src.dtype is DType.BOOL else JOIN
+    joined = apply(join[stmt.kind], Load(dst, target), _number(stmt, Load(src, index)))
     yield For(walked, const(0), "serial", (_each(axes, Store(dst, target, joined, stmt.span)),), 1, stmt.span)
 
 

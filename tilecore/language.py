@@ -28,6 +28,7 @@ from tilecore.control import (
     device_assert,
     get_block_binding,
     get_block_bindings,
+    grid,
     print,
     serial,
     unroll,
@@ -112,9 +113,9 @@ from tilecore.tiles import (
     atomic_max,
     atomic_min,
     clear,
-    copy,
     cumsum,
     disable_warp_group_reg_alloc,
+    dyn,
     dynamic,
     empty,
     fill,
@@ -144,6 +145,7 @@ from tilecore.tiles import const_ as const
 from tilecore.trace import AUTO
 from tilecore.tracer import Handle
 from tilecore.value import Value
+from tilecore.whole import copy
 
 __all__ = [
     "Buffer",
@@ -207,6 +209,7 @@ __all__ = [
     "disable_warp_group_reg_alloc",
     "dtype",
     "dtype_of",
+    "dyn",
     "dynamic",
     "empty",
     "erf",
@@ -224,6 +227,7 @@ __all__ = [
     "gemm",
     "get_block_binding",
     "get_block_bindings",
+    "grid",
     "half",
     "if_then_else",
     "infinity",
@@ -309,6 +313,7 @@ thread_only = {
 }
 
 
+FAST = {"exp": exp, "exp2": exp2, "log": log, "log2": log2, "sin": sin, "cos": cos}  # T.__exp: rough ones of GPUs
 GPU_NAMES = re.compile(
     "mbarrier_|barrier_|tcgen05_|wgmma_|mma_|ptx_|cp_async_|tma_|warp_|shfl_|WS|clc_|block_rank_|fence_"
 )
@@ -319,6 +324,8 @@ def __getattr__(name: str) -> Any:
     if instead:
         raise UnknownNameError(f"T.{name} is for GPU threads", user_span(), instead=instead)
     if name.startswith("__"):
+        if name[2:] in FAST:
+            return FAST[name[2:]]
         raise AttributeError(name)
     near = ", ".join(f"T.{known}" for known in difflib.get_close_matches(name, __all__))
     raise UnknownNameError(f"the tile language has no T.{name}", user_span(), instead=near)

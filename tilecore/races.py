@@ -1,7 +1,8 @@
 """Races of a `Parallel`: its points run in any order, so no two may write one element, nor one read another's.
 
 Comes in: a `Parallel`. Goes out: nothing, or a TileError at the store or load at fault. What cannot be proved apart is
-refused: a store must reach a different element at every point, by indices linear in the axes.
+refused: a store must reach a different element at every point, by indices linear in the axes, or at places that data
+choose, which are the author's, unless what stands there is read.
 """
 
 import itertools
@@ -31,14 +32,9 @@ def check_parallel(parallel: Parallel) -> None:
     """Raise TileError unless the points of `parallel` are independent of each other."""
     for store in parallel.body:
         missing = [] if store.update else _uncovered(store.index, parallel.axes)
-        if missing:
-            raise TileError(
-                f"{_element(store)} is written by every point of {', '.join(axis.name for axis in missing)}: "
-                "the points of T.Parallel must write different elements",
-                store.span,
-                instead="T.reduce_sum, T.reduce_max or T.reduce_min over a tile for a sum, maximum or minimum; "
-                "otherwise index it by every axis, or drop the axis from T.Parallel",
-            )
+        chosen = _chosen_by_data(store.index)
+        if missing and (not set(missing) <= chosen or _reads(parallel, store.target)):
+            raise TileError(_shared(store, missing), store.span, instead=_advice(store, missing, chosen))
     for first, second in itertools.combinations(parallel.body, 2):
         both = bool(first.update) and first.update == second.update
         if first.target == second.target and not both and not _apart(first.index, second.index, parallel.axes):
@@ -56,6 +52,32 @@ def check_parallel(parallel: Parallel) -> None:
                         load.span if isinstance(load.span, Span) else store.span,
                         instead="write another tile, or T.copy this one first and read the copy",
                     )
+
+
+def _shared(store: Store, missing: list[Var]) -> str:
+    names = ", ".join(axis.name for axis in missing)
+    known = not any(axis in variables(entry) for axis in missing for entry in store.index)
+    how = f"is written by every point of {names}" if known else f"is not proved to be written by one point of {names}"
+    return f"{_element(store)} {how}: the points of T.Parallel must write different elements"
+
+
+def _advice(store: Store, missing: list[Var], chosen: set[Var]) -> str:
+    if set(missing) <= chosen:
+        return "T.atomic_add, T.atomic_max or T.atomic_min, or T.serial, where data may choose one element twice"
+    return (
+        "T.reduce_sum, T.reduce_max or T.reduce_min over a tile for a sum, maximum or minimum; "
+        "otherwise index it by every axis, or drop the axis from T.Parallel"
+    )
+
+
+def _chosen_by_data(index: Index) -> set[Var]:
+    """Axes that what is loaded for `index` depends on."""
+    inner = [entry for part in index for load in loads(part) for entry in load.index]
+    return {var for entry in inner for var in variables(entry)}
+
+
+def _reads(parallel: Parallel, target: object) -> bool:
+    return any(load.source == target for store in parallel.body for expr in expressions(store) for load in loads(expr))
 
 
 def _element(store: Store) -> str:

@@ -258,9 +258,9 @@ def min(x: Operand, y: Operand) -> Value:
     return operate("min", x, y)
 
 
-def clamp(x: Operand, low: Operand, high: Operand) -> Value:
-    """`x`, moved to `low` or `high` where it lies beyond them; NaN stays NaN."""
-    return max(min(x, high), low)
+def clamp(x: Operand, min_val: Operand, max_val: Operand) -> Value:
+    """`x`, moved to `min_val` or `max_val` where it lies beyond them; NaN stays NaN."""
+    return max(min(x, max_val), min_val)
 
 
 def isfinite(x: Operand) -> Value:

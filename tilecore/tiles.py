@@ -5,12 +5,12 @@ Comes in: handles of tiles and operands. Goes out: statements on whole tiles app
 
 import builtins
 import enum
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tilecore import ir
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import (
-    Const,
     Expr,
     Load,
     Sym,
@@ -18,10 +18,9 @@ from tilecore.contract.expr import (
     binary,
     cast,
     const,
-    nonnegative,
     select,
     substitute,
-    walk,
+    unary,
 )
 from tilecore.contract.spec import Place, View
 from tilecore.errors import TileError, user_frame, user_span
@@ -34,11 +33,11 @@ from tilecore.tracer import (
     current,
     names_assigned,
     reshaped_index,
-    settled,
     tiles_of,
     written_tile,
 )
-from tilecore.value import Operand, Value, assigned, described, extent, plain
+from tilecore.value import Operand, Value, assigned, described, extent
+from tilecore.whole import Writing, apart, buffer_of, converted, copy, own_buffer, tile_of
 
 Flag = builtins.bool
 
@@ -76,9 +75,9 @@ def alloc_reducer(shape: Any, dtype: "DType | str", op: str = "sum", replication
     return handle
 
 
-def finalize_reducer(reducer: Handle) -> None:
+def finalize_reducer(reducer: Handle, **hints: Any) -> None:
     """Nothing is left to do: a task is one thread here, whose values are joined at once."""
-    buffer_of(reducer, "T.finalize_reducer")
+    own_buffer(reducer, "T.finalize_reducer")
 
 
 def _held(dtype: Any) -> DType:
@@ -108,11 +107,25 @@ Buffer = Tensor
 
 def dynamic(names: str, dtype: Any = None) -> Any:
     """An extent known at run time, by name, which must be a whole dim of an input; several for "m, n"."""
-    found = tuple(Value(Sym(name.strip())) for name in names.split(","))
+    found = tuple(Value(Sym(name)) for name in _split(names))
     return found[0] if len(found) == 1 else found
 
 
 symbolic = dynamic
+
+
+class _DynamicForm:
+    """`T.dyn`, indexed by a name: `T.dyn["n"]` is `T.dynamic("n")`."""
+
+    def __getitem__(self, names: str) -> Any:
+        return dynamic(names)
+
+
+dyn = _DynamicForm()
+
+
+def _split(names: str) -> list[str]:
+    return names.replace(",", " ").split()
 
 
 def const_(names: Any, dtype: Any = None) -> Any:
@@ -126,7 +139,7 @@ def const_(names: Any, dtype: Any = None) -> Any:
     if eager is None:
         _fail("T.const outside of a jit kernel that declares its tensors", "a Python number, or T.dynamic")
     found: list[Any] = []
-    for name in (part.strip() for part in names.split(",")):
+    for name in _split(names):
         eager.named[name] = None
         known = None if eager.constants is None else eager.constants.get(name)
         if eager.constants is not None and known is None:
@@ -158,59 +171,6 @@ def alloc_global(shape: Any, dtype: "DType | str") -> Handle:
 # ---- statements
 
 
-def copy(src: Any, dst: Any, **hints: Any) -> None:
-    """`dst` = `src`, cast to the type of `dst`. A side is a buffer, an operand at the tile's origin, or a slice.
-
-    `hints` (`coalesced_width`, `disable_tma`, …) are for GPUs.
-    """
-    source, target = tiles_of(src, dst)
-    if _open_axes(source) or _open_axes(target):
-        _copy_inside(source, target)
-        return
-    current("T.copy").emit(ir.Copy(source, target, user_span()), writes=target.source)
-
-
-def _open_axes(tile: ir.Tile) -> list[int]:
-    """Axes along which a slice of a tile buffer begins where only the run says, and may reach outside."""
-    if not isinstance(tile.source, ir.Buffer):
-        return []
-    return [
-        axis
-        for axis, (start, size, dim) in enumerate(zip(tile.origin, tile.shape, tile.source.shape, strict=True))
-        if any(isinstance(n, Load) or (isinstance(n, Var) and not isinstance(n.extent, Const)) for n in walk(start))
-        and not (nonnegative(start) and nonnegative(dim - start - size))
-    ]
-
-
-def _copy_inside(source: ir.Tile, target: ir.Tile) -> None:
-    """The copy as stores of elements: what would be written outside of a tile is dropped, and 0 is read there."""
-    tracer, span = current("T.copy"), user_span()
-    if [size for size in source.shape if size != const(1)] != [size for size in target.shape if size != const(1)]:
-        _fail("the two sides of this copy differ in their extents", "the same extents, those of 1 apart")
-    axes = tuple(Var(tracer.unique("i"), extent=size) for size in source.shape if size != const(1))
-    read, written = (_walked(tile, axes) for tile in (source, target))
-    value = assigned(Value(Load(source.source, read)), target.source.dtype).expr
-    for axis in _open_axes(source):
-        value = select(_within(read[axis], source.source.shape[axis]), value, const(0, value.dtype))
-    guard: Expr | None = None
-    for axis in _open_axes(target):
-        test = _within(written[axis], target.source.shape[axis])
-        guard = test if guard is None else binary("and", guard, test)
-    assert not isinstance(target.source, View)
-    store = ir.Store(target.source, written, value, span, guard)
-    tracer.emit(ir.Parallel(axes, (store,), span) if axes else store, writes=target.source)
-
-
-def _walked(tile: ir.Tile, axes: tuple[Var, ...]) -> tuple[Expr, ...]:
-    left = iter(axes)
-    sides = zip(tile.origin, tile.shape, strict=True)
-    return tuple(start if size == const(1) else start + next(left) for start, size in sides)
-
-
-def _within(entry: Expr, dim: Expr) -> Expr:
-    return binary("and", binary("ge", entry, const(0)), binary("lt", entry, dim))
-
-
 def gemm(
     a: Handle, b: Handle, c: Handle, transpose_A: Flag = False, transpose_B: Flag = False, policy: Any = None,
     clear_accum: Flag = False, *, clear: Flag = False, register_tile: tuple[int, int] | None = None,
@@ -222,13 +182,34 @@ def gemm(
     `byte_block` permits to round `a` to bytes, with one scale for every so many steps of the depth. `policy`
     and `hints` (`k_pack`, `wg_wait`, …) are for GPUs.
     """
-    left, right, total = buffer_of(a, "T.gemm"), buffer_of(b, "T.gemm"), target_of(c, "T.gemm")
+    clears = clear or clear_accum
     span, tracer = user_span(), current("T.gemm")
-    if register_tile is not None:
-        tracer.annotations.append(ir.Annotation("register_tile", total.name, register_tile, span))
-    tracer.emit(
-        ir.Gemm(left, right, total, transpose_A, transpose_B, clear or clear_accum, byte_block, span), writes=total
-    )
+    with Writing(c, "T.gemm", keeps=not clears) as total:
+        left, right = (apart(buffer_of(tile, "T.gemm"), total) for tile in (a, b))
+        left, right = _of_one_type(left, right)
+        narrow = total.dtype in (DType.F16, DType.BF16) and left.dtype in (DType.F16, DType.BF16, DType.F32)
+        wide = tile_of(total.shape, DType.F32) if narrow else total
+        if register_tile is not None:
+            tracer.annotations.append(ir.Annotation("register_tile", wide.name, register_tile, span))
+        product = ir.Gemm(left, right, wide, transpose_A, transpose_B, clears or narrow, byte_block, span)
+        tracer.emit(product, writes=wide)
+        if narrow:  # summed in f32, and rounded once
+            axes = tuple(Var(tracer.unique("i"), extent=dim) for dim in total.shape)
+            value: Expr = Load(wide, axes)
+            value = value if clears else binary("add", cast(Load(total, axes), DType.F32), value)
+            store = ir.Store(total, axes, cast(value, total.dtype), span)
+            tracer.emit(ir.Parallel(axes, (store,), span), writes=total)
+
+
+def _of_one_type(left: ir.Buffer, right: ir.Buffer) -> tuple[ir.Buffer, ir.Buffer]:
+    """Operands of two types in the one that holds both, as scalars have it. Others are left for the verifier."""
+    kinds = {left.dtype, right.dtype}
+    if len(kinds) == 1 or kinds == {DType.F16, DType.BF16} or DType.BOOL in kinds or len({k.is_int for k in kinds}) > 1:
+        return left, right
+    wider = left.dtype if left.dtype.row.bytes > right.dtype.row.bytes else right.dtype
+    common = DType.I16 if kinds == {DType.I8, DType.U8} else wider
+    found = [tile if tile.dtype is common else converted(tile, common) for tile in (left, right)]
+    return found[0], found[1]
 
 
 class GemmWarpPolicy(enum.Enum):
@@ -242,16 +223,16 @@ class GemmWarpPolicy(enum.Enum):
 def fill(dst: Any, value: Operand) -> None:
     """Every element of `dst`, a tile, a slice of a tile or an output, or one element, = `value`."""
     tracer, span = current("T.fill"), user_span()
-    if isinstance(dst, Region | Value):
+    if isinstance(dst, Region | Value) or (isinstance(dst, Handle) and not isinstance(dst.source, ir.Buffer)):
         _fill_part(dst, value)
         return
-    target = target_of(dst, "T.fill")
+    target = own_buffer(Handle(dst.source) if dst.bits is None else dst, "T.fill")  # in whatever shape
     stored = assigned(value, target.dtype)
     tracer.uses(stored)
     tracer.emit(ir.Fill(target, stored.expr, span), writes=target)
 
 
-def _fill_part(dst: Region | Value, value: Operand) -> None:
+def _fill_part(dst: Region | Value | Handle, value: Operand) -> None:
     tracer, span = current("T.fill"), user_span()
     place = written_tile(dst)
     target = place.source
@@ -269,36 +250,47 @@ def clear(dst: Any) -> None:
     fill(dst, False if dst.dtype is DType.BOOL else 0)
 
 
-def reduce(src: Handle, dst: Handle, kind: str, dim: int = -1, clear: Flag = True) -> None:
-    """`dst` = the `kind` of `src` over axis `dim` (see `ir.Reduce`); joined with the old `dst` unless `clear`."""
-    source, target = buffer_of(src, f"T.reduce_{kind}"), target_of(dst, f"T.reduce_{kind}")
+def reduce(src: Handle, dst: Handle, kind: str, dim: int = -1, clear: Flag = True, **hints: Any) -> None:
+    """`dst` = the `kind` of `src` over axis `dim` (see `ir.Reduce`); joined with the old `dst` unless `clear`.
+
+    `hints` (`batch`, …), of all reductions, are for GPUs.
+    """
+    what = f"T.reduce_{kind}"
+    source = buffer_of(src, what)
     axis = axis_of(source, src, dim)
+    with Writing(dst, what, keeps=not clear) as target:
+        _reduce(source, target, kind, axis, clear)
+
+
+def _reduce(source: ir.Buffer, target: ir.Buffer, kind: str, axis: int, clear: Flag) -> None:
     related = source.dtype is not target.dtype and source.dtype.row.kind == target.dtype.row.kind
     if related and source.dtype.row.bytes > target.dtype.row.bytes:  # rounded, or cut off, once
-        wide = _tile_of(target.shape, source.dtype) if clear else _converted(target, source.dtype)
-        reduce(Handle(source), Handle(wide), kind, dim, clear)
+        wide = tile_of(target.shape, source.dtype) if clear else converted(target, source.dtype)
+        _reduce(source, wide, kind, axis, clear)
         copy(Handle(wide), Handle(target))
         return
     if related:
-        source = _converted(source, target.dtype)
+        source = converted(source, target.dtype)
     statement = ir.Reduce(kind, source, target, axis, clear, user_span())
     current("T.reduce").emit(statement, writes=target)
 
 
 def join(tile: Handle, kind: str) -> None:
     """`tile` = the `kind` (as in `reduce`) of what all tasks of the kernel's `split` have in it."""
-    target = target_of(tile, "T.join")
+    target = own_buffer(tile, "T.join")
     tracer = current("T.join")
     if tracer.split is not None:
         tracer.emit(ir.Join(kind, target, tracer.split, user_span()), writes=target)
 
 
-def reduce_sum(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+def reduce_sum(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, **hints: Any) -> None:
     """`dst` = the sum of `src` over axis `dim`; 0 over no elements."""
     reduce(src, dst, "sum", dim, clear)
 
 
-def reduce_max(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, *, nan_propagate: Flag = True) -> None:
+def reduce_max(
+    src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, *, nan_propagate: Flag = True, **hints: Any
+) -> None:  # fmt: skip
     """`dst` = the largest of `src` over axis `dim`, NaN if any is; -inf over no elements.
 
     Without `nan_propagate` elements that are NaN count for nothing, which costs a third.
@@ -306,54 +298,69 @@ def reduce_max(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, *, n
     reduce(src, dst, "max" if nan_propagate else "fmax", dim, clear)
 
 
-def reduce_min(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
-    """`dst` = the smallest of `src` over axis `dim`, NaN if any is; inf over no elements."""
+def reduce_min(
+    src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, *, nan_propagate: Flag = True, **hints: Any
+) -> None:  # fmt: skip
+    """`dst` = the smallest of `src` over axis `dim`, NaN if any is; inf over no elements.
+
+    Without `nan_propagate` elements that are NaN count for nothing.
+    """
+    if not nan_propagate and src.dtype.is_float:
+        largest = const(float("inf"), src.dtype)
+        src = _each(src, "T.reduce_min", lambda x: Value(select(unary("isnan", x.expr), largest, x.expr)))
     reduce(src, dst, "min", dim, clear)
 
 
-def reduce_prod(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+def reduce_prod(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, **hints: Any) -> None:
     """`dst` = the product of `src` over axis `dim`; 1 over no elements."""
     reduce(src, dst, "prod", dim, clear)
 
 
-def reduce_absmax(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
-    """`dst` = the largest magnitude of `src` over axis `dim`; 0 over no elements."""
-    reduce(_magnitudes(src, dst, "T.reduce_absmax"), dst, "max", dim, clear)
+def reduce_absmax(
+    src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, *, nan_propagate: Flag = True, **hints: Any
+) -> None:  # fmt: skip
+    """`dst` = the largest magnitude of `src` over axis `dim`, as in `reduce_max`; 0 over no elements."""
+    source = buffer_of(_magnitudes(src, dst, "T.reduce_absmax"), "T.reduce_absmax")
+    axis = axis_of(source, src, dim)
+    with Writing(dst, "T.reduce_absmax", keeps=not clear) as target:
+        if clear:
+            fill(Handle(target), 0)
+        _reduce(source, target, "max" if nan_propagate else "fmax", axis, clear=False)
 
 
-def reduce_abssum(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+def reduce_abssum(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, **hints: Any) -> None:
     """`dst` = the sum of the magnitudes of `src` over axis `dim`."""
     reduce(_magnitudes(src, dst, "T.reduce_abssum"), dst, "sum", dim, clear)
 
 
-def reduce_bitand(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+def reduce_bitand(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, **hints: Any) -> None:
     """`dst` = the bits that are set in every element of `src` along axis `dim`; all bits over no elements."""
     reduce(src, dst, "bitand", dim, clear)
 
 
-def reduce_bitor(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+def reduce_bitor(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, **hints: Any) -> None:
     """`dst` = the bits that are set in any element of `src` along axis `dim`."""
     reduce(src, dst, "bitor", dim, clear)
 
 
-def reduce_bitxor(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True) -> None:
+def reduce_bitxor(src: Handle, dst: Handle, dim: int = -1, clear: Flag = True, **hints: Any) -> None:
     """`dst` = the bits that are set in an odd number of elements of `src` along axis `dim`."""
     reduce(src, dst, "bitxor", dim, clear)
 
 
 def cumsum(src: Handle, dst: Handle | None = None, dim: int = 0, reverse: Flag = False) -> None:
     """`dst` (or `src` itself) = the running sums of `src` along axis `dim`, from its end with `reverse`."""
-    source, target, axis = running(src, dst, dim, "T.cumsum")
-    current("T.cumsum").emit(ir.CumSum(source, target, axis, reverse, user_span()), writes=target)
+    with Writing(src if dst is None else dst, "T.cumsum", keeps=dst is None) as target:
+        source, axis = running(src, dst, target, dim, "T.cumsum")
+        current("T.cumsum").emit(ir.CumSum(source, target, axis, reverse, user_span()), writes=target)
 
 
-def running(src: Handle, dst: Handle | None, dim: int, what: str) -> tuple[ir.Buffer, ir.Buffer, int]:
-    """Source, result (`src` itself without `dst`) and axis of a statement that goes along one axis of a tile."""
-    source = buffer_of(src, what)
-    target = target_of(src if dst is None else dst, what)
+def running(src: Handle, dst: Handle | None, target: ir.Buffer, dim: int, what: str) -> tuple[ir.Buffer, int]:
+    """Source (`target` itself without `dst`) and axis of a statement that goes along one axis of a tile."""
+    source = target if dst is None else buffer_of(src, what)
     if source.shape != target.shape or source.dtype is not target.dtype:
         _fail(f"{what} of {src} into {Handle(target)}", "a result of the same shape and type")
-    return source, target, axis_of(source, src, dim)
+    return source, axis_of(source, src, dim)
 
 
 def axis_of(source: ir.Buffer, tile: Handle, dim: int) -> int:
@@ -516,7 +523,7 @@ def annotate_layout(layouts: Any) -> None:
         if not isinstance(layout, LayoutHint):
             _fail(f"{described(layout)} is no layout", "T.rows(), T.panels(axis) or make_swizzled_layout(tile)")
         if layout is not LayoutHint.ANY:
-            buffer = buffer_of(tile, "T.annotate_layout")
+            buffer = own_buffer(tile, "T.annotate_layout")
             tracer.annotations.append(ir.Annotation("layout", buffer.name, layout.value, user_span()))
 
 
@@ -526,7 +533,7 @@ def annotate_reference(top: Handle) -> None:
     """
     tracer = current("T.annotate_reference")
     tracer.annotations.append(
-        ir.Annotation("reference", buffer_of(top, "T.annotate_reference").name, "maximum", user_span())
+        ir.Annotation("reference", own_buffer(top, "T.annotate_reference").name, "maximum", user_span())
     )
 
 
@@ -552,46 +559,22 @@ def annotate_safe_value(values: Any) -> None:
             _fail(f"{value!r} outside of {described(tensor)}, where 0 is read", f"T.if_then_else(inside, …, {value!r})")
 
 
-def _converted(source: ir.Buffer, dtype: DType) -> ir.Buffer:
-    tile = _tile_of(source.shape, dtype)
-    copy(Handle(source), Handle(tile))
-    return tile
-
-
-def _tile_of(shape: tuple[Expr, ...], dtype: DType) -> ir.Buffer:
-    tile = allocate(tuple(plain(dim) for dim in shape), dtype, "fragment")
-    assert isinstance(tile.source, ir.Buffer)
-    return tile.source
-
-
 def _magnitudes(src: Handle, dst: Handle, what: str) -> Handle:
     """The magnitudes of `src`, in the type of `dst` where that is wider: -128 has none in int8."""
-    source, target = buffer_of(src, what), target_of(dst, what)
-    if source.dtype.row.kind == target.dtype.row.kind and source.dtype.row.bytes < target.dtype.row.bytes:
-        source = _converted(source, target.dtype)
-    tracer, span = current(what), user_span()
-    tile = allocate(src.shape, source.dtype, "fragment")
+    source = buffer_of(src, what)
+    if source.dtype.row.kind == dst.dtype.row.kind and source.dtype.row.bytes < dst.dtype.row.bytes:
+        source = converted(source, dst.dtype)
+    return _each(Handle(source), what, abs)
+
+
+def _each(src: Handle, what: str, function: Callable[[Value], Value]) -> Handle:
+    """A tile of `function` of every element."""
+    source, tracer, span = buffer_of(src, what), current(what), user_span()
+    tile = tile_of(source.shape, source.dtype)
     axes = tuple(Var(tracer.unique("i"), extent=dim) for dim in source.shape)
-    value = abs(Value(Load(source, axes))).expr
-    assert isinstance(tile.source, ir.Buffer)
-    tracer.emit(ir.Parallel(axes, (ir.Store(tile.source, axes, value, span),), span), writes=tile.source)
-    return tile
-
-
-def target_of(tile: Any, what: str) -> ir.Buffer:
-    """A buffer that is written as a whole."""
-    if isinstance(tile, Handle) and tile.is_seen_otherwise:
-        return _fail(f"{what} cannot write {tile}, which is another tile seen otherwise", "a tile of its own")
-    return buffer_of(tile, what)
-
-
-def buffer_of(tile: Any, what: str) -> ir.Buffer:
-    """A buffer that is read as a whole; one seen otherwise is copied first."""
-    if isinstance(tile, Handle) and isinstance(tile.source, ir.Buffer):
-        found = settled(tile).source
-        assert isinstance(found, ir.Buffer)
-        return found
-    return _fail(f"{what} works on whole tile buffers, found {described(tile)}", "T.copy it to a buffer first")
+    value = function(Value(Load(source, axes))).expr
+    tracer.emit(ir.Parallel(axes, (ir.Store(tile, axes, value, span),), span), writes=tile)
+    return Handle(tile)
 
 
 def _fail(message: str, instead: str) -> NoReturn:

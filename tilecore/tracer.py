@@ -74,7 +74,8 @@ class Handle:
     def __getitem__(self, position: Any) -> Any:
         parts = self._parts(position)
         if any(isinstance(part, slice) for part in parts):
-            return Region(self, self._tile(parts))
+            kept = tuple(axis for axis, part in enumerate(parts) if isinstance(part, slice))
+            return Region(self, self._tile(parts), kept)
         entries = self._entries(parts)
         reads: Reads = frozenset().union(*(entry.reads for entry in entries))
         if isinstance(self.source, Buffer):
@@ -162,6 +163,7 @@ class Region:
 
     handle: Handle
     tile: Tile
+    axes: tuple[int, ...]  # those that a slice goes along; a number picks from the others
 
     @property
     def source(self) -> Buffer | View | Place:

@@ -38,6 +38,7 @@ from tilecore.span import Span
 
 SCOPES = ("shared", "fragment")
 REDUCTIONS = ("sum", "max", "fmax", "min", "prod", "bitand", "bitor", "bitxor")
+OF_BOOLS = ("max", "min", "bitand", "bitor", "bitxor")
 UPDATES = ("add", "max", "min")
 UPDATED_TYPES = (
     DType.F64, DType.F32, DType.F16, DType.BF16, DType.I64, DType.I32, DType.I16, DType.I8, DType.U8,
@@ -197,6 +198,8 @@ def _cumsum(checker: _Checker, stmt: CumSum, where: _Place) -> None:
         _declared(checker, tile, where)
     if not 0 <= stmt.axis < len(stmt.src.shape):
         raise TileError(f"{stmt.src.name} has no axis {stmt.axis}", where.span)
+    if stmt.src.dtype is DType.BOOL:
+        raise TileError("a running sum of bool", where.span, instead="T.cummax for whether any was true so far")
     if stmt.src.shape != stmt.dst.shape:
         raise TileError(
             f"cumsum of {_shape(stmt.src.shape)} {stmt.src.name} into {_shape(stmt.dst.shape)} {stmt.dst.name}",
@@ -315,8 +318,16 @@ def _reduce(checker: _Checker, stmt: Reduce, where: _Place) -> None:
             against=_allocated(src, dst),
         )
     _type(src.dtype, dst, where)
-    if stmt.kind.startswith("bit") and not src.dtype.is_int:
-        raise TileError(f"T.reduce_{stmt.kind} of {src.dtype}: it joins the bits of integers", where.span)
+    if stmt.kind.startswith("bit") and src.dtype.is_float:
+        raise TileError(
+            f"T.reduce_{stmt.kind} of {src.dtype}: it joins the bits of integers, or bools", where.span,
+            instead="T.reinterpret of its elements into a tile of integers first",
+        )  # fmt: skip
+    if src.dtype is DType.BOOL and stmt.kind not in OF_BOOLS:
+        raise TileError(
+            f"T.reduce_{stmt.kind} of bool", where.span,
+            instead="T.cast of its elements to a tile of int32 for a count; T.reduce_max for any, T.reduce_min for all",
+        )  # fmt: skip
     if src == dst:
         raise TileError(f"{src.name} is reduced into itself", where.span, instead="another tile for the result")
     for tile in (src,) if stmt.clear else (src, dst):

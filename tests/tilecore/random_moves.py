@@ -4,6 +4,7 @@ Each move takes the writer of a kernel's body and leaves a tile of it, or change
 whole numbers that are exact on both sides; what meets float32 tiles is bounded and smooth.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -285,6 +286,65 @@ def levels_tile(w: Writer) -> None:
     shrunk(w, held)
 
 
+def parts_as_operands(w: Writer) -> None:
+    """Slices of a tile of three axes as operands and results of statements on whole tiles, and rows over each other."""
+    rng, deep, source, result = w.rng, int(w.rng.integers(1, 4)), w.pick(w.tiles), w.tile()
+    kind = str(rng.choice(["float32", "float16", "bfloat16"]))
+    stack, total = T.alloc_shared((deep, w.bm, w.bn), T.float32), T.alloc_fragment((w.bm, w.bm), kind)
+    for s in T.serial(deep):
+        for i, j in T.Parallel(w.bm, w.bn):
+            stack[s, i, j] = T.tanh(source[i, j]) + T.cast(s, T.float32) * 0.25
+    first, last = int(rng.integers(deep)), int(rng.integers(deep))
+    T.cumsum(stack[first, :, :], dim=int(rng.integers(2)), reverse=bool(rng.random() < 0.5))
+    if w.bm > 1:
+        down = int(rng.integers(1, w.bm))
+        T.copy(stack[last, : w.bm - down, :], stack[last, down:, :])
+    narrow = T.alloc_shared((deep, w.bm, w.bn), kind)
+    for s, i, j in T.Parallel(deep, w.bm, w.bn):  # whole numbers: 16-bit sums of them are exact
+        narrow[s, i, j] = whole(w, i + s, j, kind)
+    T.fill(total, 1)
+    for s in T.Pipelined(deep):
+        T.gemm(narrow[s, :, :], narrow[deep - 1 - s, :, :], total, transpose_B=True)
+    row = T.alloc_fragment((w.bm,), T.float32)
+    T.reduce(stack[last, :, :], row, str(rng.choice(["sum", "max"])), dim=1)
+    for i, j in T.Parallel(w.bm, w.bn):
+        x = T.cast(total[i, j % w.bm], T.float32) * 0.03125
+        result[i, j] = T.tanh(x) + T.tanh(stack[first, i, j] * 0.25) * 0.5 + T.tanh(row[i] * 0.125)
+    w.tiles.append(result)
+
+
+def joined_flags(w: Writer) -> None:
+    """Reductions of bools, along either axis, begun from what is there or not."""
+    rng, source, axis = w.rng, w.pick(w.tiles), int(w.rng.integers(2))
+    held, result, tile = (
+        T.alloc_shared((w.bm, w.bn), "bool"),
+        T.alloc_fragment((w.bm if axis else w.bn,), "bool"),
+        w.tile(),
+    )
+    for i, j in T.Parallel(w.bm, w.bn):
+        held[i, j] = w.exact(i, j) > 0.5 * ((i + j) % 3) - 0.5
+    T.fill(result, bool(rng.random() < 0.5))
+    kind = str(rng.choice(["max", "min", "bitand", "bitor", "bitxor"]))
+    T.reduce(held, result, kind, dim=axis, clear=bool(rng.random() < 0.5))
+    if rng.random() < 0.5:
+        T.cummax(held, dim=int(rng.integers(2)), reverse=bool(rng.random() < 0.5))
+    for i, j in T.Parallel(w.bm, w.bn):
+        tile[i, j] = T.if_then_else(result[i if axis else j] ^ held[i, j], source[i, j], 0.5)
+    w.tiles.append(tile)
+
+
+def scattered(w: Writer) -> None:
+    """Rows that go where a tile of numbers says, each somewhere else."""
+    source, result, place = w.pick(w.tiles), w.tile(), T.alloc_local((w.bm,), "int64")
+    steps = [step for step in range(1, w.bm + 1) if math.gcd(step, w.bm) == 1]
+    step, shift = int(w.rng.choice(steps)), int(w.rng.integers(w.bm))
+    for i in T.Parallel(w.bm):
+        place[i] = (i * step + shift + w.m) % w.bm
+    for i, j in T.Parallel(w.bm, w.bn):
+        result[place[i] % w.bm, j] = T.tanh(source[i, j]) + T.cast(i, T.float32) * 0.015625
+    w.tiles.append(result)
+
+
 def flags(w: Writer) -> None:
     """A tile of bools joined by logic and turned."""
     source, turned = w.pick(w.tiles), T.alloc_fragment((w.bn, w.bm), "bool")
@@ -301,5 +361,5 @@ def flags(w: Writer) -> None:
 MOVES: tuple[Move, ...] = (
     typed_product, typed_product, three_axes, other_type, integers, integers, steps_of_floats, cells, moved_parts,
     parts_changed, parts_changed, checked, dealt,
-    whole_rows, along_rows, doubles, levels_tile, flags,
+    whole_rows, along_rows, doubles, levels_tile, flags, joined_flags, scattered, parts_as_operands, parts_as_operands,
 )  # fmt: skip

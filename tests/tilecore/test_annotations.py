@@ -1,7 +1,6 @@
 """Partial annotations: any part of a complete solution leads to a legal, equal program; conflicts show both places."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,8 +126,7 @@ def run(object_cache: Path) -> Callable[..., np.ndarray]:
     def result(program: Program, *arrays: np.ndarray) -> np.ndarray:
         step = compile_program(program, Settings(given_cache=object_cache))
         names = tuple(tensor.name for tensor in (*program.inputs, *program.outputs))
-        with ThreadPoolExecutor(1) as pool:
-            return JitKernel("kernel", names, names[-1:], (), (step,), {}, 1, pool)(*arrays)
+        return JitKernel("kernel", names, names[-1:], (), (step,), {}, 1)(*arrays)
 
     return result
 

@@ -9,7 +9,7 @@ from tilecore import language as T
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Sym, Var, const
 from tilecore.errors import TileError
-from tilecore.ir import Buffer, Fill, For, Program, Reduce
+from tilecore.ir import Buffer, Copy, Fill, For, Gemm, Program, Reduce
 from tilecore.language import Handle
 from tilecore.verify import verify
 
@@ -71,7 +71,7 @@ def test_gemm_depths_that_differ() -> None:
     ("c_shape", "c_dtype", "message"),
     [
         ((4, 8), T.float32, "gemm gives [8, 8]; c is [4, 8]"),
-        ((8, 8), T.float16, "gemm of f32 cannot accumulate in f16"),
+        ((8, 8), T.int32, "gemm of f32 cannot accumulate in i32"),
         ((8, 8, 1), T.float32, "gemm needs tiles of 2 axes; c has 3"),
     ],
 )
@@ -91,24 +91,28 @@ def test_gemm_results_that_do_not_fit(c_shape: tuple[int, ...], c_dtype: DType, 
 def test_gemm_of_two_types() -> None:
     def kernel(A: Handle) -> None:
         with T.Kernel(8):
-            a = T.alloc_shared((8, 8), T.float32)
+            a = T.alloc_shared((8, 8), T.bfloat16)
             h = T.alloc_shared((8, 8), T.float16)
             c = T.alloc_fragment((8, 8), T.float32)
             T.copy(A, a)
             T.copy(A, h)
             T.gemm(a, h, c, clear=True)
 
-    assert refusal(kernel).message == "gemm of f32 and f16"
+    assert refusal(kernel).message == "gemm of bf16 and f16"
 
 
 def test_gemm_onto_its_own_operand() -> None:
     def kernel(A: Handle) -> None:
         with T.Kernel(8):
             a = T.alloc_shared((8, 8), T.float32)
+            c = T.alloc_fragment((8, 8), T.float32)
             T.copy(A, a)
-            T.gemm(a, a, a, clear=True)
+            T.gemm(a, a, c, clear=True)
 
-    assert refusal(kernel).message == "gemm reads and writes a"
+    program = program_of(kernel)
+    body = tuple(replace(stmt, c=stmt.a) if isinstance(stmt, Gemm) else stmt for stmt in program.body)
+    with pytest.raises(TileError, match="gemm reads and writes a"):
+        verify(replace(program, body=body))
 
 
 def test_copies_of_different_extents() -> None:
@@ -145,10 +149,18 @@ def test_copying_a_tile_to_itself() -> None:
     def kernel(A: Handle) -> None:
         with T.Kernel(8):
             s = T.alloc_shared((8, 8), T.float32)
+            t = T.alloc_shared((8, 8), T.float32)
             T.copy(A, s)
-            T.copy(s[0:4, :], s[4:8, :])
+            T.copy(A, t)
+            T.copy(s[0:4, :], t[4:8, :])
 
-    assert refusal(kernel).message == "s is copied to itself"
+    program = program_of(kernel)
+    *before, last = program.body
+    assert isinstance(last, Copy)
+    assert isinstance(last.src.source, Buffer)
+    itself = replace(last, dst=replace(last.dst, source=last.src.source))
+    with pytest.raises(TileError, match="s is copied to itself"):
+        verify(replace(program, body=(*before, itself)))
 
 
 def test_an_index_that_may_leave_its_tile() -> None:
@@ -200,7 +212,7 @@ def test_flat_indices_must_tell_points_apart(i_factor: int, j_factor: int, fine:
     if fine:
         verify(program_of(kernel))
     else:
-        assert "is written by every point of i, j" in refusal(kernel).message
+        assert "is not proved to be written by one point of i, j" in refusal(kernel).message
 
 
 def test_a_remainder_does_not_tell_points_apart() -> None:
@@ -210,7 +222,7 @@ def test_a_remainder_does_not_tell_points_apart() -> None:
             for i in T.Parallel(8):
                 t[i % 4] = 1.0
 
-    assert refusal(kernel).message.startswith("t[(i % 4)] is written by every point of i")
+    assert refusal(kernel).message.startswith("t[(i % 4)] is not proved to be written by one point of i")
 
 
 def test_a_quotient_and_a_remainder_tell_points_apart() -> None:
