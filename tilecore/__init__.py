@@ -15,8 +15,11 @@ from tilecore.jitted import Jit, JitKernel, compile, jit
 from tilecore.scalars import ceildiv as cdiv
 from tilecore.tuned import autotune
 
+JITKernel = JitKernel  # TileLang's spelling
+
 __all__ = [
     "DType",
+    "JITKernel",
     "Jit",
     "JitKernel",
     "KernelError",

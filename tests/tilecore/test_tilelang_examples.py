@@ -93,6 +93,88 @@ def check_nibbles(kernel: Any, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(made(a, packed), levels.astype(np.int64) @ a.astype(np.int64).T)
 
 
+def check_nibbles_of_both(kernel: Any, rng: np.random.Generator) -> None:
+    a, b = (rng.integers(0, 256, (rows, 32)).astype(np.uint8) for rows in (33, 40))
+    levels = [np.stack([p << 4, p], -1).view(np.int8).reshape(len(p), 64).astype(np.int64) >> 4 for p in (a, b)]
+    made = tilecore.compile(kernel(33, 40, 64, 16, 16, 32), out_idx=2)
+    np.testing.assert_array_equal(made(a, b), levels[0] @ levels[1].T)
+
+
+def check_groups(kernel: Any, rng: np.random.Generator) -> None:
+    counts, depth, columns = [5, 16, 1, 20], 24, 40
+    sizes, padded = np.array(counts, np.int32), np.array([-(-count // 16) * 16 for count in counts])
+    firsts, padded = ((np.cumsum(each) - each).astype(np.int32) for each in (sizes, padded))
+    for turned in (False, True):
+        a, b = halves(rng, sum(counts), depth), halves(rng, 4, *((columns, depth) if turned else (depth, columns)))
+        rows = zip(firsts, counts, wide(b), strict=True)
+        wanted = [wide(a)[first : first + count] @ (part.T if turned else part) for first, count, part in rows]
+        found = kernel(a, b, sizes, firsts, padded, counts, 16, 16, 16, turned)
+        near(found, np.concatenate(wanted), error=2e-3)
+
+
+def check_streams_mixed(kernel: Any, rng: np.random.Generator) -> None:
+    tokens, streams, hidden = 5, 4, 70
+    a, c = (rng.standard_normal(shape).astype(np.float32) for shape in ((tokens, streams, streams), (tokens, streams)))
+    b, d = (bfloats(rng, *shape) for shape in ((tokens, streams, hidden), (tokens, hidden)))
+    x = np.zeros((tokens, streams, hidden), ml_dtypes.bfloat16)
+    kernel(a, b, c, d, x, streams, hidden)
+    near(x, c[:, :, None] * wide(d)[:, None] + np.einsum("nij,nih->njh", a, wide(b)), error=1e-2)
+
+
+def bfloats(rng: np.random.Generator, *shape: int) -> Array:
+    return (rng.standard_normal(shape) * 0.5).astype(ml_dtypes.bfloat16)
+
+
+def gates(rng: np.random.Generator, *shape: int) -> Array:
+    return (-0.2 * rng.random(shape).cumsum(1)).astype(np.float32)
+
+
+def chunked(size: int, length: int, heads: int) -> list[tuple[slice, int]]:
+    return [(slice(at, min(at + size, length)), head) for at in range(0, length, size) for head in range(heads)]
+
+
+def check_scaled_products(kernel: Any, rng: np.random.Generator) -> None:
+    length, heads, depth = 50, 2, 40
+    k, beta, gate = bfloats(rng, 1, length, heads, depth), bfloats(rng, 1, length, heads), gates(rng, 1, length, heads)
+    made = kernel(1, length, heads, depth, 16, language.bfloat16, language.bfloat16, language.float32, True, 16, 32)
+    wanted = np.zeros((1, length, heads, 16))
+    for steps, head in chunked(16, length, heads):
+        keys, scale, g = (wide(x)[0, steps, head] for x in (k, beta, gate))
+        found = np.tril(keys * scale[:, None] @ keys.T * np.exp(g[:, None] - g), -1)
+        wanted[0, steps, head, : len(g)] = found
+    near(made(k, beta, gate), wanted, error=2e-2)
+
+
+def check_chunk_outputs(kernel: Any, rng: np.random.Generator) -> None:
+    length, heads, depth, columns = 48, 2, 24, 20
+    q, k, v = (bfloats(rng, 1, length, heads, size) for size in (depth, depth, columns))
+    states, gate = bfloats(rng, 1, length // 16, heads, depth, columns), gates(rng, 1, length, heads)
+    types = ("bfloat16", "bfloat16", "float32", "float32")
+    found = kernel(1, length, heads, depth, columns, *types, 16, 0.25, True, 16, 16, 16)(q, k, v, states, gate)
+    wanted = np.zeros((1, length, heads, columns))
+    for steps, head in chunked(16, length, heads):
+        queries, keys, values, g = (wide(x)[0, steps, head] for x in (q, k, v, gate))
+        own = np.tril(queries @ keys.T * np.exp(g[:, None] - g)) @ values
+        state = wide(states)[0, steps.start // 16, head]
+        wanted[0, steps, head] = 0.25 * (queries @ state * np.exp(g)[:, None] + own)
+    near(found, wanted, error=2e-2)
+
+
+def check_weighted(kernel: Any, rng: np.random.Generator) -> None:
+    length, heads, depth, columns = 48, 2, 24, 20
+    k, v, a = (bfloats(rng, 1, length, heads, size) for size in (depth, columns, 16))
+    beta, gate = bfloats(rng, 1, length, heads), gates(rng, 1, length, heads)
+    types = ("bfloat16", "bfloat16", "float32", "float32")
+    w, u = kernel(1, length, heads, depth, columns, *types, 16, 16, 16, 16)(k, v, beta, gate, a)
+    wanted_w, wanted_u = np.zeros(k.shape), np.zeros(v.shape)
+    for steps, head in chunked(16, length, heads):
+        keys, values, scale, g, weights = (wide(x)[0, steps, head] for x in (k, v, beta, gate, a))
+        wanted_w[0, steps, head] = weights @ (keys * (scale * np.exp(g))[:, None])
+        wanted_u[0, steps, head] = weights @ (values * scale[:, None])
+    near(w, wanted_w, error=2e-2)
+    near(u, wanted_u, error=2e-2)
+
+
 def blocks(kernel: Any, m: int, n: int, k: int | None = None) -> dict[str, int]:
     """Extents of tiles by the names that a kernel has for them."""
     known = names(kernel)
@@ -400,6 +482,14 @@ EXAMPLES = (
             check_chunk_scan),
     Example("mamba_chunk_state", "recurrences.chunk_state",
             "linear_attention/example_mamba_chunk_state.chunk_state_fwd", check_chunk_state),
+    Example("gemm_int4", "products.nibbles", "gemm_int4/example_tilelang_gemm_int4.matmul_nt_int4",
+            check_nibbles_of_both),
+    Example("grouped_gemm_fwd", "products.groups", "grouped_gemm/example_grouped_gemm_fwd.grouped_gemm", check_groups),
+    Example("mhc_post", "rows.mixed_streams", "deepseek_mhc/example_mhc_post.mhc_post_tilelang", check_streams_mixed),
+    Example("chunk_scaled_dot_kkt", "chunks.scaled_products",
+            "gdn/example_chunk_scaled_dot_kkt.tilelang_chunk_scaled_dot_kkt_fwd", check_scaled_products),
+    Example("chunk_o", "chunks.outputs", "gdn/example_chunk_o.tilelang_chunk_fwd_o", check_chunk_outputs),
+    Example("wy_fast", "chunks.weighted", "gdn/example_wy_fast.tilelang_recompute_w_u_fwd", check_weighted),
     Example("gemm_w4a8", "products.bytes_by_nibbles", "dequantize_gemm/example_dequant_gemm_w4a8.matmul_int8xint4",
             check_nibbles),
 )  # fmt: skip

@@ -218,3 +218,54 @@ def streams_of_depth(
                 T.copy(B[n * block_N, k * block_K], whole_b)
                 T.gemm(whole_a, whole_b, c, transpose_B=trans_B)
             T.copy(c, C[m * block_M, n * block_N])
+
+
+def nibbles(M, N, K, block_M, block_N, block_K, threads=128):
+    @T.prim_func
+    def main(A: T.Tensor((M, K), T.int4), B: T.Tensor((N, K), T.int4), C: T.Tensor((M, N), T.int32)):
+        with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=threads) as (x, y):
+            a, b = T.alloc_shared((block_M, block_K), T.int4), T.alloc_shared((block_N, block_K), T.int4)
+            c = T.alloc_fragment((block_M, block_N), T.int32)
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, block_K), num_stages=3):
+                T.copy(A[y * block_M, k * block_K], a)
+                T.copy(B[x * block_N, k * block_K], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C[y * block_M, x * block_N])
+
+    return main
+
+
+@tilelang.jit
+def groups(A, B, sizes, firsts, padded, sizes_list, block_M, block_N, block_K, trans_b=False, num_stages=2):
+    K, N = T.const("K, N")
+    count = len(sizes_list)
+    A: T.Tensor([sum(sizes_list), K], T.float16)
+    B: T.Tensor([count, N, K] if trans_b else [count, K, N], T.float16)
+    C = T.empty([sum(sizes_list), N], T.float16)
+    sizes: T.Tensor([count], T.int32)
+    firsts: T.Tensor([count], T.int32)
+    padded: T.Tensor([count], T.int32)
+    with T.Kernel(sum(-(-size // block_M) for size in sizes_list), T.ceildiv(N, block_N), threads=128) as (x, y):
+        a = T.alloc_shared([block_M, block_K], T.float16)
+        b = T.alloc_shared([block_N, block_K] if trans_b else [block_K, block_N], T.float16)
+        c, group = T.alloc_fragment([block_M, block_N], T.float32), T.alloc_var(dtype=T.int32)
+        group = 0
+        for g in T.serial(1, count):
+            if x * block_M < padded[g]:
+                break
+            group = T.cast(g, T.int32)
+        inside = x * block_M - padded[group]
+        first = firsts[group] + inside
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(K, block_K), num_stages=num_stages):
+            T.copy(A[first : first + block_M, k * block_K : (k + 1) * block_K], a)
+            if trans_b:
+                T.copy(B[group, y * block_N : (y + 1) * block_N, k * block_K : (k + 1) * block_K], b)
+            else:
+                T.copy(B[group, k * block_K : (k + 1) * block_K, y * block_N : (y + 1) * block_N], b)
+            T.gemm(a, b, c, transpose_B=trans_b)
+        for i, j in T.Parallel(block_M, block_N):
+            if inside + i < sizes[group]:
+                C[first + i, y * block_N + j] = c[i, j]
+    return C

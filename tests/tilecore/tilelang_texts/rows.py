@@ -229,3 +229,25 @@ def running_sums(
                 T.copy(tile, Sums[b, bs * block_S : (bs + 1) * block_S, h])
 
     return kernel
+
+
+@tilelang.jit(pass_configs={tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True})
+def mixed_streams(a, b, c, d, x, hc: int, hidden: int, n_thr: int = 128, h_blk: int = 16) -> tilelang.JITKernel:
+    n = T.dynamic("num_tokens")
+    a: T.Tensor((n, hc, hc), T.float32)
+    b: T.Tensor((n, hc, hidden), T.bfloat16)
+    c: T.Tensor((n, hc), T.float32)
+    d: T.Tensor((n, hidden), T.bfloat16)
+    x: T.Tensor((n, hc, hidden), T.bfloat16)
+    with T.Kernel(n, threads=n_thr) as token:
+        mix, own = T.alloc_fragment((hc, hc), T.float32), T.alloc_fragment(hc, T.float32)
+        streams, out = T.alloc_fragment((hc, h_blk), T.float32), T.alloc_fragment((hc, h_blk), T.float32)
+        T.copy(a[token, 0, 0], mix)
+        T.copy(c[token, 0], own)
+        for block in T.Pipelined(T.ceildiv(hidden, h_blk), num_stages=2):
+            T.copy(b[token, 0, block * h_blk], streams)
+            for i, j in T.Parallel(hc, h_blk):
+                out[i, j] = own[i] * T.cast(d[token, block * h_blk + j], T.float32)
+                for s in T.serial(hc):
+                    out[i, j] += mix[s, i] * streams[s, j]
+            T.copy(out, x[token, 0, block * h_blk])
