@@ -18,7 +18,7 @@ from tilecore.contract.expr import Const, Expr, Load, Op, Var, const, substitute
 from tilecore.errors import TileError, user_frame, user_span
 from tilecore.span import Span, span_of_frame
 from tilecore.tracer import Handle, Scope, SignatureKnownError, Tracer, current, names_assigned, unpacked
-from tilecore.value import Operand, Value, extent, index, lift, operate
+from tilecore.value import Operand, Value, check_size, extent, index, lift, operate
 
 
 class Kernel:
@@ -37,6 +37,7 @@ class Kernel:
         if self.tracer.grid is not None:
             _fail("a second T.Kernel in one kernel", "one T.Kernel per function; trace two functions")
         self.extents = [extent(size) for size in extents or (1,)]
+        check_size(self.extents, 1, "a grid")
         self.split = split
         self.threads = threads
         self.scope: Scope | None = None

@@ -10,6 +10,7 @@ function whose parameters are annotated `T.Tensor(…)`, and one that declares i
 import functools
 import hashlib
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +26,13 @@ from tilecore.arguments import as_array, bind, check_written, like, size
 from tilecore.call import KernelError, Native, load_native, poisoned
 from tilecore.compile import check_limits, plan_of
 from tilecore.contract.dtype import DType
-from tilecore.contract.expr import Sym, const
+from tilecore.contract.expr import Sym, const, symbols
 from tilecore.contract.spec import Tensor
 from tilecore.emit_c import FAILED, emit_c
 from tilecore.emit_host import Signature
 from tilecore.extents import complete_extents, open_extents
 from tilecore.infer import Plan, describe_plan
-from tilecore.ir import Assert, Program, statements, updated_tensors
+from tilecore.ir import Assert, Buffer, Program, statements, updated_tensors
 from tilecore.lower import lower
 from tilecore.printer import print_program
 from tilecore.profile import detect_profile, detect_target
@@ -39,7 +40,7 @@ from tilecore.script import PrimFunc, scripted
 from tilecore.toolchain import Toolchain, find_toolchain, own_cache
 from tilecore.trace import trace_all
 from tilecore.tracer import Eager, Handle, SignatureKnownError, TensorType
-from tilecore.value import described
+from tilecore.value import LARGEST, described
 
 NAME = "KERNEL_NAME"
 ASSERTING = Lock()  # a failed assertion's number stands in its library, which all calls of equal kernels share
@@ -54,6 +55,11 @@ class Step:
     name: str
     sources: Mapping[str, str]  # C text by target
     native: Native
+
+    @functools.cached_property
+    def growing(self) -> tuple[Buffer, ...]:
+        """Tiles whose size the call decides."""
+        return tuple(tile for tile in self.program.buffers if any(symbols(dim) for dim in tile.shape))
 
     @property
     def asserts(self) -> tuple[Assert, ...]:
@@ -160,6 +166,10 @@ class JitKernel:
             arrays[tensor.name].shape if tensor.name in arrays else tuple(size(d, values, str(d)) for d in tensor.shape)
             for tensor in program.inputs
         ]
+        for tile in step.growing:  # counted without wrapping around, as what C adds up would
+            extents = [size(dim, values, tile.name) for dim in tile.shape]
+            if math.prod(extents) * tile.dtype.row.bytes > LARGEST:
+                raise KernelError(f"{self.name}: no memory holds {tile.name}, a tile of {extents}: use smaller ones")
         symbols_ = step.native.bind(shapes)
         inputs = [arrays[tensor.name].ctypes.data if tensor.name in arrays else None for tensor in program.inputs]
         outputs = [arrays[tensor.name].ctypes.data for tensor in program.outputs]

@@ -36,7 +36,7 @@ from tilecore.tracer import (
     tiles_of,
     written_tile,
 )
-from tilecore.value import Operand, Value, assigned, described, extent
+from tilecore.value import Operand, Value, assigned, check_size, described, extent
 from tilecore.whole import Writing, apart, buffer_of, converted, copy, own_buffer, tile_of
 
 Flag = builtins.bool
@@ -93,6 +93,10 @@ class _TensorForm:
         """The annotation of a parameter that is a whole dense tensor; with `data`, that tensor in another shape."""
         dims = shape if isinstance(shape, tuple | list) else (shape,)
         packed = packed_type(dtype)
+        for dim in dims:
+            if isinstance(dim, int) and dim < 0:
+                _fail(f"a tensor with a dim of {dim}", "dims of at least 0, or T.dynamic")
+        check_size([extent(dim) for dim in dims], _held(dtype).row.bytes, "a tensor")
         kind = TensorType(tuple(extent(dim) for dim in dims), _held(dtype), "" if packed is None else packed.value)
         return kind if data is None else view(data, dims, dtype)
 

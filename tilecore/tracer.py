@@ -18,7 +18,7 @@ from tilecore.contract.spec import Place, Tensor, View, tensor_view
 from tilecore.errors import TileError, user_frame, user_span
 from tilecore.ir import Annotation, Assert, Buffer, For, Parallel, Stmt, Store, Tile
 from tilecore.span import Span, span_of_frame
-from tilecore.value import Reads, Value, assigned, described, extent, index, plain, reinterpreted
+from tilecore.value import Reads, Value, assigned, check_size, described, extent, index, plain, reinterpreted
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,6 +489,7 @@ def allocate(shape: Any, dtype: DType, scope: str) -> Handle:
             _fail(f"a tile extent is {dim}, which a loop or the grid changes", "numbers, or dims of tensors")
         if isinstance(dim, Const) and dim.value < 0:
             _fail(f"a tile extent is {dim.value}", "extents of at least 0")
+    check_size(dims, dtype.row.bytes, "a tile")
     frame = user_frame()
     name = tracer.unique(names_assigned(frame, 1, scope)[0])
     buffer = Buffer(name, dtype, dims, scope, span_of_frame(frame))

@@ -6,7 +6,8 @@ integer, nor a bool a number, without `T.cast`. A Value has no truth, no length 
 is refused with its position.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -431,9 +432,23 @@ def _divisor(expr: Expr) -> int:
     return number + 1 if number >= 0 and number & (number + 1) == 0 else 0
 
 
+LARGEST = 1 << 48  # bytes that an address reaches; sizes and strides of more would wrap around
+
+
 def extent(value: object) -> Expr:
-    """`value`, a Python int or an integer Value, as the extent of an axis."""
+    """`value`, a Python int or an integer Value, as the extent of an axis. TileError for one beyond any memory."""
+    if isinstance(value, int) and value > LARGEST:
+        raise TileError(f"an extent of {value}", user_span(), instead=f"at most {LARGEST}: no memory holds more")
     return index(value).expr
+
+
+def check_size(extents: Sequence[Expr], bytes_each: int, what: str) -> None:
+    """TileError for known extents that are together more than a memory has addresses for."""
+    known = [int(dim.value) for dim in extents if isinstance(dim, Const)]
+    size = math.prod(known) * bytes_each
+    if size > LARGEST:
+        dims = ", ".join(map(str, extents))
+        raise TileError(f"{what} of [{dims}] is {size} bytes", user_span(), instead="smaller extents, and more tasks")
 
 
 def plain(expr: Expr) -> "Value | int":

@@ -1,10 +1,16 @@
 """What a call of a kernel has room for is refused in Python, with the numbers that the C headers have."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import tilecore
+from tilecore import KernelError, TileError
+from tilecore import language as T
 from tilecore.compile import MAX_INPUTS, MAX_OUTPUTS, MAX_RANK, MAX_SYMBOLS, compile_spec
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Sym, Var, const
@@ -48,3 +54,53 @@ def test_the_limits_are_those_of_the_hosts(name: str, header: str, limit: int) -
     found = re.search(rf"#define {name} (\d+)", (ROOT / header).read_text())
     assert found is not None
     assert int(found[1]) == limit
+
+
+WHERE = {
+    "a tile": lambda n: T.clear(T.alloc_shared((n, n), T.int8)),
+    "a tensor": lambda n: T.Tensor((n, n), T.int8),
+    "a grid": lambda n: T.Kernel(n, n).__enter__(),
+}
+
+
+@pytest.mark.parametrize("what", WHERE)
+@pytest.mark.parametrize("size", [2**31, 2**62, 2**63, 2**80])
+def test_what_no_memory_holds_is_refused_where_it_stands(what: str, size: int) -> None:
+    """Bytes beyond 64 bits wrapped around to a few: the kernel wrote past its scratch."""
+    make: Callable[[int], Any] = WHERE[what]
+
+    def kernel(C: T.Tensor((4,), "int8")) -> None:  # type: ignore[valid-type]
+        if what == "a grid":
+            make(size)
+        with T.Kernel(1) as _:
+            make(size)
+            T.clear(C)
+
+    with pytest.raises(TileError) as caught:
+        tilecore.compile(T.prim_func(kernel), out_idx=0)
+    text = str(caught.value)
+    assert f"an extent of {size}" in text or f"{what} of [{size}, {size}] is {size * size} bytes" in text
+    assert "instead:" in text
+    assert "^^^" in text
+
+
+def test_a_negative_dim_is_refused() -> None:
+    with pytest.raises(TileError, match="a tensor with a dim of -1"):
+        T.Tensor((4, -1), "float32")
+
+
+def test_a_tile_that_a_call_makes_too_large_is_refused(object_cache: Path) -> None:
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(X: T.Tensor((n,), "int8"), C: T.Tensor((n,), "int8")) -> None:  # type: ignore[valid-type]
+        with T.Kernel(1) as _:
+            tile = T.alloc_shared((n, n, n), "int8")
+            T.clear(tile)
+            for i in T.Parallel(n):
+                C[i] = X[i] + tile[i, i, i]
+
+    compiled = tilecore.compile(kernel, out_idx=1, cache=object_cache)
+    np.testing.assert_array_equal(compiled(np.array([5, 6], np.int8)), [5, 6])
+    with pytest.raises(KernelError, match=r"no memory holds tile, a tile of \[4194304, 4194304, 4194304\]"):
+        compiled(np.zeros(1 << 22, np.int8))  # 2**66 bytes, of which 64 bits hold 0
