@@ -7,7 +7,7 @@ smaller of two alike. Nothing is measured: `tilecore.autotune` does that.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -19,6 +19,7 @@ from tilecore.errors import TileError
 from tilecore.ir import Copy, Gemm, Parallel, Program, statements
 from tilecore.profile import HardwareProfile
 from tilecore.trace import AUTO, trace_all
+from tilecore.tracer import Eager
 
 CANDIDATES = (16, 32, 64, 128)
 NOMINAL = 512  # of a dim that is known at run time only
@@ -40,13 +41,21 @@ def open_extents(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def complete_extents(
-    function: Callable[..., Any], given: Mapping[str, int], profile: HardwareProfile, *, operands: Mapping[str, Any]
+    function: Callable[..., Any],
+    given: Mapping[str, int],
+    profile: HardwareProfile,
+    *,
+    operands: Mapping[str, Any],
+    solved: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, int], str]:
-    """(every extent, why). TileError when no candidate traces or fits, with the last reason."""
-    missing = [name for name in open_extents(function) if name not in given]
+    """(every extent that is not an operand, why). TileError when no candidate traces or fits, with the last reason.
+
+    `solved` are extents that `T.const` names, of a function that declares its tensors.
+    """
+    missing = _missing(function, {*given, *operands})
     if not missing:
         return dict(given), "given"
-    found = _ranked(function, given, profile, operands)
+    found = _ranked(function, given, profile, operands, solved)
     best = found[0]
     chosen = ", ".join(f"{name} = {best.extents[name]}" for name in missing)
     why = f"{chosen}: of {len(found)} candidates that fit, {best.reuse:.1f} per element copied, the most"
@@ -55,19 +64,28 @@ def complete_extents(
 
 def rank_extents(function: Callable[..., Any], profile: HardwareProfile) -> list[Mapping[str, int]]:
     """Every candidate for the extents that are open, best first. TileError when none traces or fits."""
-    return [one.extents for one in _ranked(function, {}, profile, {})]
+    return [one.extents for one in _ranked(function, {}, profile, {}, None)]
+
+
+def _missing(function: Callable[..., Any], given: Collection[str]) -> list[str]:
+    return [name for name in open_extents(function) if name not in given]
 
 
 def _ranked(
-    function: Callable[..., Any], given: Mapping[str, int], profile: HardwareProfile, operands: Mapping[str, Any]
+    function: Callable[..., Any],
+    given: Mapping[str, int],
+    profile: HardwareProfile,
+    operands: Mapping[str, Any],
+    solved: Mapping[str, int] | None,
 ) -> list[_Scored]:
-    missing = [name for name in open_extents(function) if name not in given]
+    missing = _missing(function, {*given, *operands})
     found: list[_Scored] = []
     refused: TileError | None = None
     for sizes in product(CANDIDATES, repeat=len(missing)):
         extents = {**given, **dict(zip(missing, sizes, strict=True))}
         try:
-            programs = trace_all(function, operands=operands, extents=extents).programs
+            eager = None if solved is None else Eager(solved)
+            programs = trace_all(function, operands=operands, extents=extents, eager=eager).programs
             found.append(_scored(programs, extents, profile))
         except TileError as error:
             refused = error

@@ -38,7 +38,7 @@ from tilecore.printer import print_program
 from tilecore.profile import detect_profile, detect_target
 from tilecore.script import PrimFunc, scripted
 from tilecore.toolchain import Toolchain, find_toolchain, own_cache
-from tilecore.trace import trace_all
+from tilecore.trace import AUTO, trace_all
 from tilecore.tracer import Eager, Handle, SignatureKnownError, TensorType
 from tilecore.value import LARGEST, described
 
@@ -249,18 +249,24 @@ def build(
     *,
     operands: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
-    eager: Eager | None = None,
+    solved: Mapping[str, int] | None = None,
 ) -> JitKernel:
-    """The kernel of a scripted function."""
-    opened = open_extents(function)
+    """The kernel of a scripted function; `solved` are extents that `T.const` names, where it declares its tensors.
+
+    Extents that neither `operands` nor `config` give are completed.
+    """
+    eager = None if solved is None else Eager(solved)
+    opened = [name for name in open_extents(function) if name not in (operands or {})]
     unknown = [name for name in config or {} if name not in opened and eager is None]
     if unknown:
         known = f"parameters of {function.__name__} that are T.auto: {', '.join(opened) or 'none'}"
         raise KernelError(f"config has {', '.join(unknown)}; {known}")
     extents = {name: _whole(name, value, least=1) for name, value in (config or {}).items() if name in opened}
     why = ""
-    if opened and eager is None:
-        extents, why = complete_extents(function, extents, detect_profile(settings.threads), operands=operands or {})
+    if opened:
+        extents, why = complete_extents(
+            function, extents, detect_profile(settings.threads), operands=operands or {}, solved=solved
+        )
     traced = trace_all(function, operands=operands, extents=extents, eager=eager)
     programs, result = traced.programs, traced.result
     names = [name for name in inspect.signature(function).parameters if name not in (operands or {})]
@@ -394,6 +400,12 @@ class Jit:
             bound.apply_defaults()
             key = key_of(bound.arguments)
             if key not in self.kernels:
+                opened = ", ".join(name for name, value in bound.arguments.items() if value is AUTO)
+                if opened:
+                    raise KernelError(
+                        f"{opened} of {self.original.__name__} is T.auto: give a number, or make it a parameter of the"
+                        " T.prim_func"
+                    )
                 made = self.original(*arguments, **named)
                 if not isinstance(made, PrimFunc):
                     raise KernelError(f"{self.original.__name__} returned {made!r}: expected a T.prim_func")
@@ -425,10 +437,12 @@ class Jit:
             return self.kernels[key]
         signature = inspect.signature(self.function)
         probe = Eager()
-        missing = [name for name in signature.parameters if name not in python]
+        left = [name for name, value in python.items() if value is AUTO]
+        python = {name: value for name, value in python.items() if value is not AUTO}
+        missing = [name for name in signature.parameters if name not in (*python, *left)]
         operands = {**python, **dict.fromkeys(missing)}
         try:
-            trace_all(self.function, operands=operands, eager=probe)
+            trace_all(self.function, operands=operands, extents=dict.fromkeys(left, 1), eager=probe)
         except SignatureKnownError:
             pass
         else:
@@ -444,9 +458,8 @@ class Jit:
         unknown = [name for name in missing if name not in probe.declared]
         if unknown:
             raise KernelError(f"{self.original.__name__} needs {', '.join(unknown)}")
-        eager = Eager(solved)
         self.kernels[key] = build(
-            self.function, self.settings, operands=operands, config={**python, **solved}, eager=eager
+            self.function, self.settings, operands=operands, config={**python, **solved}, solved=solved
         )
         return self.kernels[key]
 

@@ -109,8 +109,8 @@ def profile_named(name: str) -> HardwareProfile:
 def detect_profile(threads: int = 0) -> HardwareProfile:
     """This machine: the table's row for its best target, with the cores and caches that the system reports.
 
-    With `threads`, no more of its cores than these have. Which cores share a last cache a virtual machine is not told:
-    there the row says.
+    With `threads`, no more of its cores than these have. Which cores share a last cache a virtual machine is not told,
+    and measuring tells only where its host runs them at that moment: there the row says.
     """
     target = detect_target()
     base = _row_like(_cpu_line("vendor_id"), _cpu_line("cpu family"), target)

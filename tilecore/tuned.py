@@ -83,9 +83,16 @@ class Tuned:
 
     @functools.cached_property
     def configs(self) -> tuple[Config, ...]:
-        """What there is to choose from."""
-        if self.given or not open_extents(self.function.function):
+        """What there is to choose from. KernelError where only the arrays of a call would tell."""
+        opened = open_extents(self.function.function)
+        if self.given or not opened:
             return self.given
+        if not self.function.is_annotated:
+            where = f"{', '.join(opened)} of {self.function.original.__name__}"
+            raise KernelError(
+                f"autotune has no configs for {where}, whose parameters are not annotated as tensors:"
+                " give autotune(configs=[…])"
+            )
         return tuple(rank_extents(self.function.function, detect_profile(self.function.settings.threads))[: self.top])
 
     def takes(self, dims: Mapping[str, int]) -> dict[str, int]:

@@ -288,6 +288,51 @@ def test_extents_left_open_are_completed(jit: Callable[..., Any]) -> None:
         np.testing.assert_allclose(kernel(a, b), wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_extents_of_a_function_that_declares_its_tensors_are_completed_for_its_arrays(jit: Callable[..., Any]) -> None:
+    def product(A: Any, B: Any, block_m: Any = T.auto, block_n: Any = T.auto) -> Any:  # type: ignore[reportRedeclaration]
+        M, N, K = T.const("M, N, K")
+        A: T.Tensor((M, K), "float32")  # type: ignore[valid-type,no-redef]
+        B: T.Tensor((K, N), "float32")  # type: ignore[valid-type,no-redef]
+        C = T.empty((M, N), "float32")
+        with T.Kernel(T.ceildiv(N, block_n), T.ceildiv(M, block_m)) as (y, x):
+            a, b = T.alloc_shared((block_m, K), "float32"), T.alloc_shared((K, block_n), "float32")
+            c = T.alloc_fragment((block_m, block_n), "float32")
+            T.copy(A[x * block_m, 0], a)
+            T.copy(B[0, y * block_n], b)
+            T.gemm(a, b, c, clear=True)
+            T.copy(c, C[x * block_m, y * block_n])
+        return C
+
+    function = jit(product)
+    a, b = RNG.standard_normal((50, 96)).astype(np.float32), RNG.standard_normal((96, 80)).astype(np.float32)
+    wanted = a.astype(np.float64) @ b.astype(np.float64)
+    for given in ({}, {"block_m": 16}, {"block_m": 16, "block_n": 32}):
+        np.testing.assert_allclose(function(a, b, **given), wanted, rtol=1e-4, atol=1e-4)
+        kernel = function.compile(M=50, N=80, K=96, **given)
+        assert {name: kernel.config[name] for name in given} == given
+        assert ("per element copied" in kernel.explain()) == (len(given) < 2)
+        assert kernel.config["block_n"] in (16, 32, 64, 128)
+    with pytest.raises(KernelError, match=r"no configs for block_m, block_n of product, .* autotune\(configs=\[…\]\)"):
+        tilecore.autotune()(function)(a, b)
+
+
+def test_extents_are_left_open_where_the_kernel_is_not_where_it_is_made(jit: Callable[..., Any]) -> None:
+    def factory(n: int, block: Any = T.auto) -> Any:
+        @T.prim_func
+        def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32"), part: Any = T.auto) -> None:  # type: ignore[valid-type]
+            with T.Kernel(T.ceildiv(n, part)) as b:
+                for i in T.Parallel(part):
+                    B[b * part + i] = A[b * part + i] * float(block)
+
+        return kernel
+
+    function = jit(factory, out_idx=1)
+    array = RNG.standard_normal(40).astype(np.float32)
+    np.testing.assert_array_equal(function(40, 2)(array), array * 2)
+    with pytest.raises(KernelError, match=r"block of factory is T.auto: give a number, or make"):
+        function(40)
+
+
 def test_measured_configurations(jit: Callable[..., Any]) -> None:
     def factory(n: int, block: int = 1, times: int = 1) -> Any:
         @T.prim_func
