@@ -385,7 +385,14 @@ def _in_type(value: Array, kind: np.dtype[Any], mode: Mode) -> Array:
     if mode is Mode.ROUNDED:
         with np.errstate(over="ignore"):
             return value.astype(kind).astype(np.float64)
+    if _fits(value, kind):
+        return value
     return np.where(np.abs(value) > _limit(kind), np.copysign(np.inf, value), value)
+
+
+def _fits(value: Array, kind: np.dtype[Any]) -> bool:
+    """Whether all are numbers within the range of `kind`: two passes that make no copies, where most end."""
+    return not value.size or bool(value.max() <= _limit(kind) and value.min() >= -_limit(kind))
 
 
 def _limit(kind: np.dtype[Any]) -> float:
@@ -397,7 +404,7 @@ def _limit(kind: np.dtype[Any]) -> float:
 def _overflows(value: Array, kind: np.dtype[Any]) -> bool:
     if value.dtype != np.float64 or kind not in FLOATS.values() or kind == np.float64:
         return False
-    return bool((np.isfinite(value) & (np.abs(value) > _limit(kind))).any())
+    return not _fits(value, kind) and bool((np.isfinite(value) & (np.abs(value) > _limit(kind))).any())
 
 
 def _precision(node: onnx.NodeProto, precision: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
