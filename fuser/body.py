@@ -156,7 +156,7 @@ class _Body:
         if packing.group > 1:
             result = self.emit("Transpose", self.values[value], perm=[1, 3, 0, 2])
             result = self.emit("Reshape", result, self.ints(packing.group * packing.panels[1], columns))
-            if packing.rows % packing.group:
+            if packing.rows != packing.group * packing.panels[1]:
                 result = self._first(result, packing.rows, axis=0)
         else:
             result = self.emit("Transpose", self.values[value], perm=[1, 0, 2])

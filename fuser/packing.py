@@ -42,12 +42,14 @@ class Packing:
     order: tuple[int, ...]
     dtype: DType
     group: int = 1  # rows that lie side by side
+    sums: bool = False  # of the columns, behind them
 
     @property
     def panels(self) -> tuple[int, ...]:
         """Shape of the packed panels."""
         if self.group > 1:
-            return -(-self.columns // panel.PANEL), -(-self.rows // self.group), panel.PANEL, self.group
+            groups = panel.groups_of(self.rows, self.group, self.sums)
+            return -(-self.columns // panel.PANEL), groups, panel.PANEL, self.group
         return -(-self.columns // panel.PANEL), panel.stored_rows(self.rows, self.dtype.bits), panel.PANEL
 
     @property
@@ -73,7 +75,7 @@ class Packing:
             matrix = self.matrix(tensor.numpy())
             matrix = matrix if self.joined else matrix.astype(self.dtype.row.numpy)  # floats may be stored narrower
             whole = panel.join_bits(matrix, self.dtype.bits) if self.joined else matrix
-            return ir.Tensor(panel.pack_groups(whole, self.group), dtype=self.kind, name=name)
+            return ir.Tensor(panel.pack_groups(whole, self.group, sums=self.sums), dtype=self.kind, name=name)
 
         return ir.LazyTensor(pack, dtype=self.kind, shape=ir.Shape(self.panels), name=name)
 
@@ -132,7 +134,8 @@ def packing(region: Region, index: int) -> Packing:
         order = (1, 0) if turned else (0,)
         order = (len(of_rows), *order) if found.by_column else (*order, len(of_rows))
         group = panel.group_of(load, view, byte_block_of(region.spec))
-        return Packing(shape, found.count, found.columns, (*of_rows, found.columns), order, load.dtype, group)
+        axes, sums = (*of_rows, found.columns), panel.has_sums(load, view)
+        return Packing(shape, found.count, found.columns, axes, order, load.dtype, group, sums)
     if rows * columns != int(np.prod(shape, dtype=np.int64)):
         raise PackingError(
             f"{value.name!r} is {shape}; the matrix that is read of it is {rows}×{columns}, not all of it"

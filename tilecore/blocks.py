@@ -116,7 +116,8 @@ def _blocks(products: tuple[Mma, ...], after: Loop, program: LoopProgram) -> Blo
     origin = Var("block_row"), Var("block_column")
     row, column = Var("row_of_block"), Var("column_of_block")
     results = tuple(
-        Memory(f"results{number}", DType.F32, const(BLOCK * BLOCK), "scratch") for number in range(len(products))
+        Memory(f"results{number}", mma.c.memory.dtype, const(BLOCK * BLOCK), "scratch")
+        for number, mma in enumerate(products)
     )
     there: dict[Expr, Expr] = {}
     for mma, memory in zip(products, results, strict=True):

@@ -33,6 +33,7 @@ from tilecore.implied_nan import pass_over_nan
 from tilecore.infer import Plan, describe_plan, infer
 from tilecore.ir import Gemm, Program, statements
 from tilecore.large_results import store_past_caches
+from tilecore.level_bytes import by_processor, multiply_bytes
 from tilecore.library import kernel_for
 from tilecore.loops import LoopProgram
 from tilecore.lower import lower
@@ -209,7 +210,14 @@ def _emit(
 
 
 def _lowered(program: Program, target: Target) -> LoopProgram:
-    return finish_in_strips(finish_in_blocks(lower(plan_of(program, target)), target), target)
+    plain = lower(plan_of(program, target))
+    of_bytes = multiply_bytes(plain, target)
+    finished = _finished(plain, target)
+    return finished if of_bytes is plain else by_processor(_finished(of_bytes, target), finished)
+
+
+def _finished(program: LoopProgram, target: Target) -> LoopProgram:
+    return finish_in_strips(finish_in_blocks(program, target), target)
 
 
 def passes_for(target: Target) -> tuple[Callable[[Program], Program], ...]:

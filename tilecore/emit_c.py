@@ -53,6 +53,7 @@ from tilecore.jumps import jumps
 from tilecore.large_results import goes_past
 from tilecore.loops import (
     FIRST_TASK,
+    MULTIPLIES_BYTES,
     PAST_TASKS,
     Blocks,
     Branch,
@@ -166,9 +167,10 @@ class _Kernel(Expressions):
                     f"{kind} {memory_name(memory)} = ({qualifier}{ELEMENT[memory.dtype]}*){array}[{memory.position}];"
                 )
         self._scratch_pointers()
+        head.variables[MULTIPLIES_BYTES] = "tile_fused_levels()"
         sizes = [extent_of(axis) for axis in program.grid]
         extents = [self.scalar(const(1) if size == const(0) else size) for size in sizes]  # 0: there is no task
-        onces = [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
+        onces = flags(program)
         self.scopes.append(Scope())
         if program.spans:
             head.variables |= {FIRST_TASK: "begin", PAST_TASKS: "end"}
@@ -357,17 +359,17 @@ class _Kernel(Expressions):
             return f"{memory_name(part.memory)} + {self.scalar(part.offset)}"
 
         a, b, c = mma.a, mma.b, mma.c
-        step, among = b.row, ""
+        step, among, along = b.row, "", a.column
         if isinstance(mma, FewRows):
             function = few_function(mma, self.target)
             step = b.row if b.column == const(1) else b.column
         else:
-            kind = kind_of(mma)
+            kind, along = kind_of(mma), a.column if mma.shift is None else mma.shift
             function = product_function(kind, self.program.tile, self.target)
             if asks_ahead(kind, self.target):
                 among = "".join(f", {self.scalar(part)}" for part in mma.among or (const(0), mma.rows))
         self.line(
-            f"{function}({operand(a)}, {self.scalar(a.row)}, {self.scalar(a.column)}, "
+            f"{function}({operand(a)}, {self.scalar(a.row)}, {self.scalar(along)}, "
             f"{operand(b)}, {self.scalar(step)}, {operand(c)}, {self.scalar(c.row)}, "
             f"{self.scalar(mma.rows)}, {self.scalar(mma.columns)}, {self.scalar(mma.depth)}, {int(mma.clear)}{among});"
             f"{_where(mma.span)}"

@@ -44,8 +44,9 @@ def scratch_bytes(memory: Memory) -> Expr:
 
 
 def flags(program: LoopProgram) -> list[Once]:
-    """The statements that run once per change of the slower grid axes."""
-    return [stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once)]
+    """The statements that run once per change of the slower grid axes; one of each name: forms of a body share them."""
+    onces = (stmt for stmt in loop_statements(program.body) if isinstance(stmt, Once))
+    return list({stmt.name: stmt for stmt in onces}.values())
 
 
 def group_of(program: LoopProgram) -> Expr:

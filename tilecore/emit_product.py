@@ -79,6 +79,15 @@ KINDS: dict[tuple[DType, DType, DType, bool], ProductKind] = {  # by the types o
         )
         for dtype, element in ((DType.I16, "int16_t"), (DType.I8, "int8_t"), (DType.U8, "uint8_t"))
     },
+    **{
+        (DType.U8, dtype, DType.I32, True): ProductKind(
+            f"level_product_{dtype}",
+            ("uint8_t", element, "int32_t"),
+            f"TILE_BYTES({{rows}}, {{vectors}}, {dtype}, {element})",
+            f"bytes_{dtype}_",
+        )
+        for dtype, element in ((DType.I8, "int8_t"), (DType.U8, "uint8_t"))
+    },
 }
 
 
@@ -87,7 +96,8 @@ BYTES = {"int8_t": "i8", "uint8_t": "u8"}  # right operands that some processors
 
 def kind_of(mma: Mma) -> ProductKind:
     """The kind of a product's register tile."""
-    return KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype, mma.b.pairs]
+    kind = KINDS[mma.a.memory.dtype, mma.b.memory.dtype, mma.c.memory.dtype, mma.b.pairs]
+    return kind if mma.fused else replace(kind, function=f"{kind.function}_plain")
 
 
 def in_tiles(kind: ProductKind) -> bool:
@@ -175,7 +185,11 @@ def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[
             f"    {c}* restrict c, int64_t ldc, int64_t rows, int64_t columns, int64_t depth, int clear,",
             "    int64_t first, int64_t all);",
         ]
-    if not target.fused_dot or not kind.stamp.startswith("TILE_DOT("):
+    if kind.stamp.startswith("TILE_BYTES("):
+        name = BYTES[kind.types[1]]
+        bytes_ = replace(kind, function=f"product_{name}_bytes")
+        return [*_product(bytes_, tile, target), f"TILE_LEVEL_PRODUCT({name}, {kind.types[1]})"]
+    if not target.fused_dot or not kind.stamp.startswith("TILE_DOT(") or kind.function.endswith("_plain"):
         return _product(kind, tile, target)
     plain = replace(kind, function=f"{kind.function}_plain")
     fused = replace(

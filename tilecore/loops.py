@@ -146,7 +146,9 @@ class Operand:
 class Mma:
     """c[rows × columns] (+)= a[rows × depth] · b[depth × columns], b in panels `b.row` elements apart.
 
-    `among`: its first row, and how many there are of those that meet these panels one strip after another.
+    `among`: its first row, and how many there are of those that meet these panels one strip after another. `shift`: a's
+    bytes are levels less that number, which meets the sums of b's columns behind its panels. Without `fused`, integers
+    take no instruction that multiplies and adds at once.
     """
 
     a: Operand
@@ -159,6 +161,8 @@ class Mma:
     tile: RegisterTile
     span: Span | None = field(default=None, compare=False, repr=False)
     among: tuple[Expr, Expr] | None = None
+    shift: Expr | None = None
+    fused: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +346,7 @@ class Order:
 
 
 FIRST_TASK, PAST_TASKS = Var("first_task"), Var("past_tasks")  # of those that a thread is given at once
+MULTIPLIES_BYTES = Var("multiplies_bytes")  # 1 where the running processor multiplies bytes by bytes, else 0
 
 
 @dataclass(frozen=True, slots=True)

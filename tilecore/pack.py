@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tilecore.contract.dtype import DType
 from tilecore.contract.expr import Expr, Load, Source, binary, cast, const, loads, select, substitute
-from tilecore.contract.panel import PANEL, Rows, group_of, packed_level, rows_of, stored_rows
+from tilecore.contract.panel import PANEL, Rows, group_of, groups_of, has_sums, packed_level, rows_of, stored_rows
 from tilecore.contract.spec import ContractionSpec, Spec, Tensor, View
 
 
@@ -28,7 +28,7 @@ def pack_constants(spec: Spec) -> tuple[Spec, tuple[int, ...]]:
             if rows is None:
                 continue
             group = group_of(load, right, spec.byte_block)
-            panels = _panels(load, rows, group)
+            panels = _panels(load, rows, group, has_sums(load, right))
             value = substitute(value, {load: _element(load, panels, rows, right, group)})
             position = names.index(load.source.name)
             inputs[position] = panels
@@ -57,10 +57,10 @@ def _packable(spec: ContractionSpec) -> Mapping[tuple[int, Load], Rows]:
     return {key: rows for key, rows in found.items() if key[1].source in same}
 
 
-def _panels(load: Load, rows: Rows, group: int) -> Tensor:
+def _panels(load: Load, rows: Rows, group: int, sums: bool) -> Tensor:
     """The tensor of panels that a constant becomes."""
     bits, count = load.dtype.bits, const(-(-rows.columns // PANEL))
-    depth = const(-(-stored_rows(rows.count, bits) // group))
+    depth = const(groups_of(stored_rows(rows.count, bits), group, sums))
     shape = (count, depth, const(PANEL)) if group == 1 else (count, depth, const(PANEL), const(group))
     return Tensor(load.source.name, load.dtype if bits >= 8 else DType.U8, shape, True)
 

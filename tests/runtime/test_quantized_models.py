@@ -70,6 +70,23 @@ def _qlinear_conv(graph: Graph) -> str:
     return graph.add("QLinearConv", *left, *right, graph.number(0.3, F32), graph.number(128, U8), bias, domain="")
 
 
+def _qlinear_conv_of_taps(graph: Graph) -> str:
+    """Several taps, apart from each other, over padding, which is the zero point of the image."""
+    left = "image", graph.number(0.02, F32), graph.number(121, U8)
+    right = graph.weight(20, 16, 2, 3), graph.number(graph.rng.uniform(0.01, 0.02, 20), F32), graph.number([0] * 20, I8)
+    bias = graph.number(graph.rng.integers(-900, 900, 20), np.int32)
+    return graph.add(
+        "QLinearConv", *left, *right, graph.number(0.6, F32), graph.number(128, U8), bias, domain="",
+        pads=[1, 1, 0, 2], strides=[1, 2], dilations=[2, 1],
+    )  # fmt: skip
+
+
+def _conv_integer_of_taps(graph: Graph) -> str:
+    levels = "image", graph.weight(20, 16, 3, 2), graph.number(121, U8)
+    total = graph.add("ConvInteger", *levels, domain="", pads=[1, 0, 1, 1])
+    return graph.add("Mul", _real(graph, total), graph.number(0.01, F32), domain="")
+
+
 def _qgemm(graph: Graph) -> str:
     left = "rows", graph.number(0.02, F32), graph.number(121, U8)
     right = graph.weight(24, 16), graph.number(graph.rng.uniform(0.01, 0.02, 24), F32), graph.number([0] * 24, I8)
@@ -102,7 +119,10 @@ def _packed(graph: Graph) -> str:
     )
 
 
-WRITERS: tuple[Writer, ...] = (_conv_integer, _qlinear_conv, _qgemm, _integer_to_float, _pointwise, _packed)
+WRITERS: tuple[Writer, ...] = (
+    _conv_integer, _conv_integer_of_taps, _qlinear_conv, _qlinear_conv_of_taps, _qgemm, _integer_to_float, _pointwise,
+    _packed,
+)  # fmt: skip
 
 
 def optimized(original: Path, cache: Path) -> Path:

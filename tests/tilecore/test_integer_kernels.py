@@ -4,6 +4,7 @@ The oracle is numpy in 64-bit integers, so that it shares nothing with the compi
 """
 
 import platform
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +100,7 @@ def test_sums_of_bytes_are_exact(
         given = [arrays[t.name] for t in spec.inputs]
         if constant:
             assert kernel.packed == (1,)
-            given[1] = pack(arrays["b"]) if zeros == "both" else pack_groups(arrays["b"], 4)
+            given[1] = pack(arrays["b"]) if zeros == "both" else pack_groups(arrays["b"], 4, sums=True)
         sums, bytes_ = compiled(*given)
         np.testing.assert_array_equal(sums, left @ right)
         expected = np.clip(np.rint((left @ right).astype(np.float32) * np.float32(1 / 64)) + 3, 0, 255)
@@ -142,7 +143,7 @@ def test_large_sums_of_bytes_are_exact(
             extremes(rng, shape, kind)
             for shape, kind in (((rows, depth), kinds[0]), ((depth, 104), kinds[1]), ((1,), kinds[0]))
         )
-        sums, _ = compiled(a, pack_groups(b, 4), za)
+        sums, _ = compiled(a, pack_groups(b, 4, sums=True), za)
         np.testing.assert_array_equal(sums, (a.astype(np.int64) - za.astype(np.int64)) @ b.astype(np.int64))
 
 
@@ -159,7 +160,7 @@ def test_levels_of_more_than_a_byte_are_exact_too(toolchain: Toolchain) -> None:
     rng = np.random.default_rng(6)
     a, b = rng.integers(-3000, 3000, (40, 70)).astype(np.int16), extremes(rng, (70, 32), "i8")
     a[:20] %= 200  # some rows are bytes
-    (sums,) = load_kernel(kernel, PROFILE.target, toolchain)(a, pack_groups(b, 4))
+    (sums,) = load_kernel(kernel, PROFILE.target, toolchain)(a, pack_groups(b, 4, sums=True))
     np.testing.assert_array_equal(sums, a.astype(np.int64) @ b.astype(np.int64))
 
 
@@ -180,3 +181,19 @@ def test_bytes_themselves_are_widened(toolchain: Toolchain) -> None:
     left, right = extremes(rng, (5, 8), "i8"), extremes(rng, (8, 16), "i8")
     sums = load_kernel(kernel, PROFILE.target, toolchain)(left, right)[0]
     np.testing.assert_array_equal(sums, left.astype(np.int64) @ right.astype(np.int64))
+
+
+@pytest.mark.parametrize("kinds", list(product(("u8", "i8"), ("u8", "i8"))))
+def test_levels_that_are_bytes_less_one_number_are_multiplied_as_they_are(kinds: tuple[str, str]) -> None:
+    target = next(t for t in targets_for("x86_64") if t.name == "x86-64-v4")
+    spec = integer_spec(kinds, 200, 104, zeros="left", constant=True)
+
+    def text(step: int) -> str:
+        config = {"block_m": 48, "block_n": 112, "block_k": step}
+        profile = profile_named("zen4")
+        (made,) = compile_spec(spec, label="Test", profile=profile, targets=(target,), config=config).sources.values()
+        return made
+
+    assert f"level_product_{kinds[1]}(s_a_bytes" in text(200)
+    assert f"product_{kinds[1]}_plain(s_a" in text(200), "processors that multiply no bytes widen them"
+    assert "level_product" not in text(100), "a part of the depth has no sums of columns"

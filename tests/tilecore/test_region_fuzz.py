@@ -15,7 +15,7 @@ from tilecore.call import CompiledKernel, load_kernels
 from tilecore.compile import Kernel, compile_spec
 from tilecore.contract.evaluate import evaluate
 from tilecore.contract.expr import loads
-from tilecore.contract.panel import group_of, join_bits, pack_groups, rows_of
+from tilecore.contract.panel import group_of, has_sums, join_bits, pack_groups, rows_of
 from tilecore.contract.spec import Spec, byte_block_of, outputs_of, views_of
 from tilecore.emit_expr import EmitError
 from tilecore.errors import TileError
@@ -54,7 +54,7 @@ def stored(spec: Spec, index: int, array: np.ndarray) -> np.ndarray:
     matrix = matrix.T if rows.by_column else matrix
     bits = load.dtype.bits
     whole = join_bits(matrix, bits) if bits < 8 else matrix
-    return pack_groups(whole, group_of(load, view, byte_block_of(spec)))
+    return pack_groups(whole, group_of(load, view, byte_block_of(spec)), sums=has_sums(load, view))
 
 
 def called(compiled: CompiledKernel, given: list[np.ndarray]) -> tuple[np.ndarray, ...]:

@@ -7,6 +7,9 @@ those of consecutive rows, the first in the low bits.
 What instructions multiply in groups of g rows lies in such groups instead (`group_of`): bf16 in pairs, bytes of sums of
 integers in fours, and so do stored bytes of levels that meet activations in bytes:
 `packed[p, k // g, j, k % g] = B[k, p * PANEL + j]`, rows past k are zero.
+
+Behind the fours of rows of bytes that sums of integers multiply, a panel has one group more (`has_sums`): the sums of
+its columns in 32 bits. What a left operand's bytes differ by from its levels is that times these.
 """
 
 from dataclasses import dataclass
@@ -149,15 +152,36 @@ def group_of(load: Load, view: View, byte_block: int = 0) -> int:
             return 4 if byte_block and load.dtype is DType.U8 and rows.count * 2 >= depth.value else 1
 
 
-def pack_groups(matrix: np.ndarray, group: int) -> np.ndarray:
-    """B[k, n] → panels [ceil(n / PANEL), ceil(k / group), PANEL, group], same dtype, contiguous; `pack` for 1."""
+def has_sums(load: Load, view: View) -> bool:
+    """Whether the panels that `load` of a right operand becomes end with the sums of their columns: bytes, in fours."""
+    match view.value:
+        case Op(name="cast", args=(stored,), dtype=DType.I16) if stored == load:
+            return group_of(load, view) == 4
+        case _:
+            return False
+
+
+def groups_of(rows: int, group: int, sums: bool) -> int:
+    """Groups that a panel of so many rows has."""
+    return -(-rows // group) + sums
+
+
+def pack_groups(matrix: np.ndarray, group: int, *, sums: bool = False) -> np.ndarray:
+    """B[k, n] → panels [ceil(n / PANEL), groups, PANEL, group], same dtype, contiguous; `pack` for groups of 1.
+
+    `sums`: the last group of a panel is the int32 sums of its columns.
+    """
     if group == 1:
         return pack(matrix)
     rows, columns = matrix.shape
     padded = np.zeros((-(-rows // group) * group, columns), matrix.dtype)
     padded[:rows] = matrix
     panels = pack(padded)
-    return np.ascontiguousarray(panels.reshape(len(panels), -1, group, PANEL).transpose(0, 1, 3, 2))
+    grouped = np.ascontiguousarray(panels.reshape(len(panels), -1, group, PANEL).transpose(0, 1, 3, 2))
+    if not sums:
+        return grouped
+    totals = pack(matrix.astype(np.int32).sum(axis=0, dtype=np.int32, keepdims=True)).view(matrix.dtype)
+    return np.concatenate([grouped, totals.reshape(len(panels), 1, PANEL, group)], axis=1)
 
 
 def pack(matrix: np.ndarray) -> np.ndarray:

@@ -250,6 +250,7 @@ TILE_INLINE void dot_levels_8(int fused, const int rows, const int16_t* a, int64
  * spans at most 255: less a shift they are bytes again, of the sign that b has not, which is what the instructions take.
  * What the shift takes away comes back as the shift times the sums of b's columns. Other rows are multiplied as they are. */
 #if defined(TILE_FUSED_DOT)
+enum { TILE_FROM_SUMS = 2 }; /* for `clear`: sums begin at `step` times those of b's columns, which lie behind its rows */
 enum { TILE_BYTE_ROWS = 64, TILE_BYTE_DEPTH = 2048, TILE_BYTE_PANELS = 64, TILE_BYTE_STRIP = 4, TILE_FEW_BYTE_ROWS = 2 };
 #define TILE_DOT_BYTES_i8(acc, a, b) TILE_DOT_BYTES(*(acc), a, b)
 #define TILE_DOT_BYTES_u8(acc, a, b) TILE_DOT_BYTES(*(acc), b, a)
@@ -262,10 +263,13 @@ enum { TILE_BYTE_ROWS = 64, TILE_BYTE_DEPTH = 2048, TILE_BYTE_PANELS = 64, TILE_
     static TILE_FUSED_DOT TILE_APART void bytes_##NAME##_##MR##x##NV(                                                  \
         const uint8_t* restrict a, int64_t lda, int64_t step, const ELEMENT* restrict b, int64_t panel,                \
         int32_t* restrict c, int64_t ldc, int64_t depth, int clear) {                                                  \
-        (void)step;                                                                                                    \
-        i32v acc[MR][NV];                                                                                              \
+        i32v acc[MR][NV], first[NV];                                                                                   \
+        TILE_UNROLL for (int j = 0; j < NV; j++) {                                                                     \
+            if (clear == TILE_FROM_SUMS) memcpy(&first[j], b + TILE_ROW_AT_##NAME(j) + depth * TILE_PANEL, sizeof *first); \
+            first[j] = clear == TILE_FROM_SUMS ? first[j] * splat_i32((int32_t)step) : (i32v){0};                      \
+        }                                                                                                              \
         TILE_UNROLL for (int i = 0; i < MR; i++) TILE_UNROLL for (int j = 0; j < NV; j++) acc[i][j] =                  \
-            clear ? (i32v){0} : load_i32(c + i * ldc + j * TILE_LANES);                                                \
+            clear ? first[j] : load_i32(c + i * ldc + j * TILE_LANES);                                                 \
         TILE_UNROLL_DEPTH for (int64_t k = 0; k < depth; k += 4) {                                                     \
             i32v bv[NV];                                                                                               \
             TILE_UNROLL for (int j = 0; j < NV; j++) memcpy(&bv[j], b + TILE_ROW_AT_##NAME(j) + k * TILE_PANEL, sizeof bv[j]); \
@@ -393,6 +397,31 @@ TILE_INLINE void finish_bytes(int32_t* restrict c, int64_t ldc, const int32_t* r
     }
 #define TILE_BYTE_PRODUCT_i8 TILE_BYTE_PRODUCT(i8, int8_t, 0)
 #define TILE_BYTE_PRODUCT_u8 TILE_BYTE_PRODUCT(u8, uint8_t, -128)
+
+/* The product of levels that are the bytes `a` plus `shift`: b has the sums of its columns behind its rows. */
+#define TILE_LEVEL_PRODUCT(NAME, ELEMENT)                                                                              \
+    static void level_product_##NAME(const uint8_t* restrict a, int64_t lda, int64_t shift, const ELEMENT* restrict b, \
+                                     int64_t panel, int32_t* restrict c, int64_t ldc, int64_t rows, int64_t columns,   \
+                                     int64_t depth, int clear) {                                                       \
+        (void)clear; /* always */                                                                                      \
+        const int64_t panels = (columns + TILE_PANEL - 1) / TILE_PANEL, fours = (depth + 3) / 4 * 4;                   \
+        const int64_t done = TILE_TILES_##NAME(a, lda, b, panel, c, ldc, rows, panels, fours, 1);                      \
+        if (!done) {                                                                                                   \
+            product_##NAME##_bytes(a, lda, shift, b, panel, c, ldc, rows, columns, fours, TILE_FROM_SUMS);             \
+            return;                                                                                                    \
+        }                                                                                                              \
+        if (done < fours)                                                                                              \
+            product_##NAME##_bytes(a + done, lda, 1, b + done * TILE_PANEL, panel, c, ldc, rows, columns, fours - done, 0); \
+        for (int64_t p = 0; p < panels; p++) {                                                                         \
+            int32_t sums[TILE_PANEL];                                                                                  \
+            memcpy(sums, b + p * panel + fours * TILE_PANEL, sizeof sums);                                             \
+            for (int64_t i = 0; i < rows; i++)                                                                         \
+                TILE_UNROLL for (int j = 0; j < TILE_PANEL; j += TILE_LANES) {                                         \
+                    int32_t* to = c + i * ldc + p * TILE_PANEL + j;                                                    \
+                    store_i32(to, load_i32(to) + splat_i32((int32_t)shift) * load_i32(sums + j));                      \
+                }                                                                                                      \
+        }                                                                                                              \
+    }
 
 #if defined(__AVX512BW__)
 /* ---- the same in tile registers (AMX), whose instructions are not of this row of targets: 0 to 3 hold 32 × 32 sums, 4 and
