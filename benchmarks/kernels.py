@@ -2,20 +2,23 @@
 
     python -m benchmarks.kernels [--quick] [--threads N] [--json FILE] [--page FILE] [--plot FILE]
 
-Each case is a whole model that fuses to one kernel. Ours, ONNX Runtime (its defaults, and its own fused operator where
-it has one for the case) and OpenVINO where it is installed take turns in one process, fp32, random data. With
-`--precision bf16` ours and OpenVINO round operands of products to bfloat16, our float32 kernel is a peer, and cases
-without products are left out. Out: rows in the common form, `{"case", "unit", "ours", "peers": {name: value}, "floor",
-"error"}`, medians in microseconds; `floor` is the longest of three times: the multiply-adds at the measured peak, the
-exponentials or GELUs of programs over rows at theirs, and the bytes (each tensor once) at the measured rate of the
-cache level that holds them, read or copied. Cases named `copy:` are 2 · x + 1 and x + y + 1 over as many bytes as the
-programs over rows move, which is what can be reached of these floors through a session; "onnxruntime fused" is one
-operator there, x · 2 or x + y. Inputs begin at a cache line. The first size of every kernel is checked by `verify`;
-`error` is the largest difference from ONNX Runtime relative to the root mean square of the output's row. Cases of odd
-sizes are followed by their time per multiply-add relative to that of the round size.
+Each case is a whole model that fuses to one kernel (stacks of linears: one a layer). Ours, ONNX Runtime (its defaults,
+and its own fused operator where it has one for the case) and OpenVINO where it is installed take turns in one process,
+fp32, random data. With `--precision bf16` ours and OpenVINO round operands of products to bfloat16, our float32 kernel
+is a peer, and cases without products are left out. Out: rows in the common form, `{"case", "unit", "ours", "peers":
+{name: value}, "floor", "error"}`, medians in microseconds; `floor` is the longest of three times: the multiply-adds at
+the measured peak, the exponentials or GELUs of programs over rows at theirs, and the bytes (each tensor once) at the
+measured rate of the cache level that holds them, read or copied; of bytes that no cache holds, what reading or copying
+as many takes in turn with the case, as neighbours of a virtual machine move that rate by half from one minute to the
+next. Cases named `copy:` are 2 · x + 1 and x + y + 1 over as many bytes as the programs over rows move, which is what
+can be reached of these floors through a session; "onnxruntime fused" is one operator there, x · 2 or x + y. Inputs
+begin at a cache line. The first size of every kernel is checked by `verify`; `error` is the largest difference from
+ONNX Runtime relative to the root mean square of the output's row. Cases of odd sizes are followed by their time per
+multiply-add relative to that of the round size.
 """
 
 import argparse
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -46,7 +49,7 @@ from runtime.options import Options
 from runtime.session import load
 from runtime.verify import verify
 from tilecore.aligned import aligned
-from tilecore.measure import Measured, measure_profile
+from tilecore.measure import Measured, load_probes, measure_profile, moving
 from tilecore.toolchain import find_toolchain
 
 SECONDS, QUICK_SECONDS = 1.0, 0.4  # of one case, all peers together
@@ -116,6 +119,21 @@ def linear(
         for m in rows
     )
     return Family(lambda: regions.linear(depth=depth, columns=columns, gelu=True), points)
+
+
+def stacks() -> Iterator[Family]:
+    """One row through so many of these layers that each one's weights come out of memory, as in generating text."""
+    for hidden, inner, layers in ((768, 768, 56), (768, 3072, 28), (768, 2304, 36)):
+        weights = layers * hidden * inner
+        point = Point(
+            f"{layers} linears 1×{hidden}×{inner}{'' if inner == hidden else ' and back'} + GELU",
+            {"x": (1, 1, hidden)},
+            weights,
+            0,
+            weights,
+        )
+        widths = (*(hidden, inner) * (layers // 2), hidden)
+        yield Family(lambda widths=widths: regions.linears(widths=widths, gelu=True), (point,))
 
 
 @dataclass(frozen=True)
@@ -302,11 +320,12 @@ def main() -> None:
         Options.from_environment(), fuse_all=True, precision=arguments.precision, threads=arguments.threads
     )
     toolchain = find_toolchain(options.cache / "objects", options.compiler)
-    machine = Machine(measure_profile(toolchain, progress=lambda stage: None), arguments.threads, arguments.precision)
+    measured, library = measure_profile(toolchain, progress=lambda stage: None), load_probes(toolchain)
+    machine = Machine(measured, arguments.threads, arguments.precision)
     print(machine.text)
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tilefuse-bench-") as folder:
-        for family in (*linears(), *attentions(), *decodes(), *rows(), *copies()):
+        for family in (*linears(), *stacks(), *attentions(), *decodes(), *rows(), *copies()):
             points = [p for p in family.points if arguments.only in p.name and (p.quick or not arguments.quick)]
             if options.precision == "bf16":
                 points = [point for point in points if point.multiply_adds]
@@ -316,7 +335,7 @@ def main() -> None:
             check(points[0], sessions)
             for point in points:
                 seconds = QUICK_SECONDS if arguments.quick else SECONDS
-                found.append(run(point, sessions, machine, seconds))
+                found.append(run(point, sessions, machine, library, seconds))
                 print(describe(found[-1], point, found), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
@@ -340,15 +359,23 @@ class Machine:
         rate = self.measured.rate(name)
         return rate.alone if self.threads == 1 else rate.together * self.threads
 
-    def floor(self, point: Point) -> float:
-        """Seconds that nothing can be faster than."""
-        profile = self.measured.profile
-        room = (("L2", profile.l2 * self.threads), ("L3", profile.l3))
-        moved = point.moved + point.weights * (2 if self.precision == "bf16" else 4)
-        level = next((name for name, size in room if moved <= 0.8 * size), "DRAM")
-        moving = moved / 2 / self.rate(f"{level} copies") if point.copies else moved / self.rate(f"{level} reads")
+    def floor(self, point: Point, moving: float | None = None) -> float:
+        """Seconds that nothing can be faster than; `moving`: those that moving its bytes took in turn with it."""
+        moved, level = self.moved(point), self.level(point)
+        if moving is None:
+            moving = moved / 2 / self.rate(f"{level} copies") if point.copies else moved / self.rate(f"{level} reads")
         functions = point.exponentials / self.rate("exponentials"), point.gelus / self.rate("GELUs")
         return max(point.multiply_adds / self.products, *functions, moving)
+
+    def moved(self, point: Point) -> int:
+        """Bytes, weights among them."""
+        return point.moved + point.weights * (2 if self.precision == "bf16" else 4)
+
+    def level(self, point: Point) -> str:
+        """The cache that holds what a point moves, or DRAM."""
+        profile = self.measured.profile
+        room = (("L2", profile.l2 * self.threads), ("L3", profile.l3))
+        return next((name for name, size in room if self.moved(point) <= 0.8 * size), "DRAM")
 
     @property
     def products(self) -> float:
@@ -426,15 +453,22 @@ def check(point: Point, sessions: Sessions) -> None:
         sys.exit(f"{point.name}: the fused model is wrong: {verdict.mismatch}")
 
 
-def run(point: Point, sessions: Sessions, machine: Machine, seconds: float) -> Row:
+def run(point: Point, sessions: Sessions, machine: Machine, library: ctypes.CDLL, seconds: float) -> Row:
     """Times one case."""
     feeds = make_feeds(point)
     ours, other = (np.asarray(session.run(None, feeds)[0]) for session in (sessions.ours, sessions.peer))
     error = float((np.abs(ours - other).max(-1) / np.sqrt(np.square(other).mean(-1))).max())
     if not error < sessions.largest_error:
         sys.exit(f"{point.name}: differs from ONNX Runtime by {error:.2g} of a row's root mean square")
-    medians = time_in_turns({name: bind(feeds) for name, bind in sessions.runners.items()}, seconds)
-    return Row(point.name, "µs", medians.pop("ours"), medians, machine.floor(point) * 1e6, error)
+    runs = {name: bind(feeds) for name, bind in sessions.runners.items()}
+    took: list[float] = []
+    if machine.level(point) == "DRAM":
+        move = moving(library, machine.moved(point), machine.threads, copies=point.copies)
+        runs["moving"] = lambda: took.append(move())
+    medians = time_in_turns(runs, seconds)
+    medians.pop("moving", None)  # with the start of threads
+    floor = machine.floor(point, statistics.median(took) if took else None)
+    return Row(point.name, "µs", medians.pop("ours"), medians, floor * 1e6, error)
 
 
 def time_in_turns(runs: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:

@@ -4,6 +4,8 @@ Each builder gives an unfused graph with symbolic batch and sequence, spelled wi
 """
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -115,7 +117,7 @@ def pointwise(kind: str, *, hidden: int = 3072) -> onnx.ModelProto:
     if kind == "softmax":
         g.op("Softmax", x, axis=-1, out="y")
     elif kind == "gelu":
-        _gelu(g, x)
+        _gelu(g, x, out="y")
     elif kind == "double":
         g.op("Add", g.op("Mul", x, g.constant(2.0)), g.constant(1.0), out="y")
     elif kind in ("swiglu", "sum"):
@@ -147,20 +149,27 @@ def skip_layer_norm(*, hidden: int = 768) -> onnx.ModelProto:
     return norm(hidden=hidden, skip=True)
 
 
-def _gelu(g: GraphWriter, x: str) -> None:
-    """y = the exact GELU of x."""
+def _gelu(g: GraphWriter, x: str, *, out: str | None) -> str:
+    """The exact GELU of x."""
     inner = g.op("Erf", g.op("Div", x, g.constant(math.sqrt(2))))
     half = g.op("Mul", x, g.op("Add", inner, g.constant(1.0)))
-    g.op("Mul", half, g.constant(0.5), out="y")
+    return g.op("Mul", half, g.constant(0.5), out=out)
 
 
 def linear(*, depth: int, columns: int, gelu: bool = False) -> onnx.ModelProto:
     """x: f32 [batch, seq, depth] → y = x · W + b [batch, seq, columns], with an exact GELU on request."""
+    return linears(widths=(depth, columns), gelu=gelu)
+
+
+def linears(*, widths: Sequence[int], gelu: bool = False) -> onnx.ModelProto:
+    """x: f32 [batch, seq, widths[0]] → y [batch, seq, widths[-1]], through one linear layer to each further width."""
     g = GraphWriter(OPSET)
-    x = g.input("x", np.float32, ("batch", "seq", depth))
-    y = g.op("MatMul", x, g.normal((depth, columns), std=depth**-0.5))
-    y = g.op("Add", y, g.normal((columns,), std=0.1), out=None if gelu else "y")
-    if gelu:
-        _gelu(g, y)
-    g.output("y", np.float32, ("batch", "seq", columns))
+    y = g.input("x", np.float32, ("batch", "seq", widths[0]))
+    for layer, (depth, columns) in enumerate(pairwise(widths)):
+        out = "y" if layer == len(widths) - 2 else None
+        y = g.op("MatMul", y, g.normal((depth, columns), std=depth**-0.5))
+        y = g.op("Add", y, g.normal((columns,), std=0.1), out=None if gelu else out)
+        if gelu:
+            y = _gelu(g, y, out=out)
+    g.output("y", np.float32, ("batch", "seq", widths[-1]))
     return g.finish()

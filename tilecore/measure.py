@@ -86,9 +86,7 @@ class Probes:
 def measure_profile(toolchain: Toolchain, *, progress: Progress) -> Measured:
     """This machine as measured, in some seconds. BuildError without a working compiler."""
     base = detect_profile()
-    source = (HEADERS / "tile_probe.c").read_text()
-    library = toolchain.library([toolchain.object(Source(source, ("-march=native",), (HEADERS,)))])
-    probes, wanted = Probes(ctypes.CDLL(str(library)), base.cores), _probes(base)
+    probes, wanted = Probes(load_probes(toolchain), base.cores), _probes(base)
     rates: dict[str, Rate] = {}
     for turn in range(PASSES):
         for probe in wanted:
@@ -100,6 +98,31 @@ def measure_profile(toolchain: Toolchain, *, progress: Progress) -> Measured:
             )
     known = all(cache_size(level) for level in (1, 2, 3))
     return Measured(_profile(base, {rate.name: rate.together for rate in rates.values()}), tuple(rates.values()), known)
+
+
+def load_probes(toolchain: Toolchain) -> ctypes.CDLL:
+    """The functions of `tile_probe.c`, which return rates per second. BuildError without a working compiler."""
+    source = (HEADERS / "tile_probe.c").read_text()
+    library = ctypes.CDLL(str(toolchain.library([toolchain.object(Source(source, ("-march=native",), (HEADERS,)))])))
+    for name in ("probe_read", "probe_copy"):
+        getattr(library, name).restype = ctypes.c_double
+    return library
+
+
+def moving(library: ctypes.CDLL, size: int, threads: int, *, copies: bool) -> Callable[[], float]:
+    """A function that reads `size` bytes out of memory on some threads, or copies half of them to the other half.
+
+    It returns the seconds of the slowest thread, starting it left out; what it moves is its own.
+    """
+    part = max(size // threads // ROW, 1) * ROW
+    buffer = _page_aligned(part * threads)
+    function, pool = library.probe_copy if copies else library.probe_read, ThreadPoolExecutor(threads)
+
+    def one(thread: int) -> float:
+        at = ctypes.c_void_p(buffer.ctypes.data + thread * part)
+        return part / (2 if copies else 1) / function(at, ctypes.c_int64(part), ctypes.c_int64(1))
+
+    return lambda: max(pool.map(one, range(threads)))
 
 
 def _probes(base: HardwareProfile) -> list[Probe]:
