@@ -266,7 +266,9 @@ def _build(
         progress(f"compiling {len(named)} kernels")
         try:
             kept = fused.fused_before > 0
-            library = _library_of(model) if kept else _link([named[n] for n in sorted(named)], targets, objects)
+            far = _weight_bytes(rewritten.model) > machine_profile(options).last_cache_bytes
+            linkable = [named[n] for n in sorted(named)]
+            library = _library_of(model) if kept else _link(linkable, targets, objects, from_memory=far)
         except KernelBuildError as error:  # a fault of ours in one kernel: the others still serve
             refused = {rewritten.aliases.get(name, name): problem for name, problem in error.problems.items()}
             broken |= {part.outputs: refused[part.kernel.name] for part in fused.parts if part.kernel.name in refused}
@@ -504,13 +506,20 @@ def _renamed(kernel: Kernel, name: str) -> Kernel:
     )
 
 
-def _link(kernels: Sequence[Kernel], targets: tuple[Target, ...], objects: Objects) -> Path:
+def _weight_bytes(model: ir.Model) -> int:
+    """Bytes of the constants that fused nodes read, each once."""
+    nodes = (node for node in model.graph.all_nodes() if node.domain == DOMAIN)
+    weights = {value: value.const_value for node in nodes for value in node.inputs if value is not None}
+    return sum(tensor.nbytes for tensor in weights.values() if tensor is not None)
+
+
+def _link(kernels: Sequence[Kernel], targets: tuple[Target, ...], objects: Objects, *, from_memory: bool) -> Path:
     cards = {kernel.name: kernel.cards for kernel in kernels if kernel.cards is not None}
     texts = {one.symbol: one.source for one in cards.values()}
     sources = [Source(texts[symbol], include=(HEADERS,)) for symbol in sorted(texts)]
     symbols = {name: one.symbol for name, one in cards.items()}
     host = (*native.shim_sources(), *sources)
-    return link_kernels(kernels, targets, objects, cards=symbols, host=host)
+    return link_kernels(kernels, targets, objects, cards=symbols, host=host, from_memory=from_memory)
 
 
 def _write(model: ir.Model, library: Path, output: Path) -> None:

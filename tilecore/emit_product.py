@@ -23,6 +23,7 @@ from tilecore.loops import FewRows, Mma
 from tilecore.target import RegisterTile, Target
 
 WIDE_ROWS = (1, 2)
+ONE_ROW_PANELS = 2  # side by side; as many as fit where weights come out of memory
 FEW_ROWS = 4  # of floats in a tile that asks for its own rows of B: it does so little for each that fetching shows
 Widths = Mapping[int, tuple[int, ...]]  # rows → vectors of the tiles to use, widest first
 
@@ -223,7 +224,7 @@ def product_text(kind: ProductKind, tile: RegisterTile, target: Target) -> list[
 def _product(kind: ProductKind, tile: RegisterTile, target: Target, *, linkage: str = "static ") -> list[str]:
     alone = {rows: _down(max(_widest(rows, target), tile.vectors), target) for rows in WIDE_ROWS}
     if kind.one_row:  # its columns have several sums each
-        alone[1] = halves(2 * target.smallest_vectors, target)
+        alone[1] = _down(_widest(1, target), target)
     if asks_ahead(kind, target) and tile == choose_register_tile(target):
         tall = choose_tall_tiles(target, again=_reads_again(kind))
         alone |= {narrow.rows: halves(narrow.vectors, target) for narrow in tall}
@@ -255,7 +256,7 @@ def _stamp(kind: ProductKind, tile: RegisterTile, full: RegisterTile, target: Ta
 
 
 def _down(vectors: int, target: Target) -> tuple[int, ...]:
-    """Widths for one or two rows, where each column is a sum that waits for itself: that one, two panels and one."""
+    """Widths for one or two rows: that one, two panels and one. Each column is a sum that waits for itself."""
     small = target.smallest_vectors
     return tuple(sorted({vectors, min(2 * small, vectors), small}, reverse=True))
 
@@ -289,7 +290,9 @@ def _function(
         yield f"    if (rows == {rows}) {{"
         for vectors in group:
             count = vectors * target.lanes // PANEL
-            yield f"        for (; p + {count} <= panels; p += {count}) {whole}({kind.tile}{rows}x{vectors}, 0, p);"
+            asked = "tile_from_memory && " if kind.one_row and rows == 1 and count > ONE_ROW_PANELS else ""
+            call = f"{whole}({kind.tile}{rows}x{vectors}, 0, p)"
+            yield f"        for (; {asked}p + {count} <= panels; p += {count}) {call};"
         yield "        return;"
         yield "    }"
     for vectors in widths[tile.rows]:

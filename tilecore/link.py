@@ -88,9 +88,11 @@ def link_kernels(
     *,
     cards: Mapping[str, str] | None = None,
     host: Sequence[Source] = (),
+    from_memory: bool = False,
 ) -> Path:
     """The library of `kernels` (distinct names) for `targets`, with the `host`; built at most once per content.
 
+    `from_memory`: their weights do not fit the last cache together: products of one row walk more panels at once.
     `cards` has the C names of what some have for NVIDIA cards, by the kernel's name; `host` defines them.
 
     KernelBuildError names every kernel that the compiler refuses; BrokenToolchainError says why nothing can be built.
@@ -98,7 +100,7 @@ def link_kernels(
     toolchain = objects.toolchain()
     targets = [target for target in targets if not kernels or any(target.name in kernel.sources for kernel in kernels)]
     begun = [(kernel, *one) for kernel in kernels for one in objects.start_kernel(kernel, targets)]
-    table = Source(library_source(kernels, targets, cards), include=(HEADERS,))
+    table = Source(library_source(kernels, targets, cards, from_memory=from_memory), include=(HEADERS,))
     others = [
         *chain.from_iterable(objects.start_shared(kernels, target) for target in targets),
         *map(objects.start, (table, *host)),
@@ -117,15 +119,24 @@ def link_kernels(
     return toolchain.library([*built, *(made.result() for made in others)])
 
 
+def from_memory_source(from_memory: bool) -> str:
+    """The C definition that products of one row ask where their weights come from."""
+    return f"extern const int32_t tile_from_memory;\nconst int32_t tile_from_memory = {int(from_memory)};"
+
+
 def library_source(
-    kernels: Sequence[Linkable], targets: Sequence[Target], cards: Mapping[str, str] | None = None
+    kernels: Sequence[Linkable],
+    targets: Sequence[Target],
+    cards: Mapping[str, str] | None = None,
+    *,
+    from_memory: bool = False,
 ) -> str:
     """The C text that defines `tile_generated_library`. A kernel without text for a row has the base's there.
 
     `cards` has C names for NVIDIA cards by the kernel's name.
     """
     found = cards or {}
-    lines = ['#include "tile_kernel.h"', '#include "tile_features.h"']
+    lines = ['#include "tile_kernel.h"', '#include "tile_features.h"', from_memory_source(from_memory)]
     rows: list[str] = []
     for number, target in enumerate(targets):
         rows_of = [target.name if target.name in kernel.sources else target.base for kernel in kernels]

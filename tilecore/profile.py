@@ -50,8 +50,12 @@ class HardwareProfile:
     @property
     def kept_bytes(self) -> int:
         """What a call on all cores may read and write for its results to stay in the last caches that these have."""
-        caches = -(-self.cores // self.l3_cores) if self.l3_cores else 1
-        return int(self.l3 * self.kept) * caches
+        return int(self.last_cache_bytes * self.kept)
+
+    @property
+    def last_cache_bytes(self) -> int:
+        """Of the last caches that all cores have together."""
+        return self.l3 * (-(-self.cores // self.l3_cores) if self.l3_cores else 1)
 
     def to_json(self) -> dict[str, object]:
         """The fields by name; the target is its name."""

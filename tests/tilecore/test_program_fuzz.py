@@ -24,6 +24,7 @@ from tilecore.emit_product import shared_units
 from tilecore.errors import TileError
 from tilecore.infer import InferenceError, infer
 from tilecore.interpret import interpret
+from tilecore.link import from_memory_source
 from tilecore.lower import lower
 from tilecore.profile import detect_target
 from tilecore.target import Target
@@ -114,7 +115,11 @@ def without_twins(text: str) -> str:
 
 def check(batch: list[Emitted], toolchain: Toolchain, target: Target) -> list[str]:
     text = without_twins("\n".join(emitted.text for emitted in batch))
-    texts = [text, *(unit.text for unit in shared_units([text], target))]
+    texts = [
+        f"#include <stdint.h>\n{from_memory_source(False)}",
+        text,
+        *(unit.text for unit in shared_units([text], target)),
+    ]
     objects = [toolchain.object(Source(text, target.flags, (HEADERS,))) for text in texts]
     library = ctypes.CDLL(str(toolchain.library(objects)))
     wrong: list[str] = []
