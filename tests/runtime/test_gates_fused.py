@@ -93,8 +93,9 @@ def test_gates_of_packed_weights_are_one_kernel_each(tmp_path: Path, object_cach
     assert sorted(region.outputs for region in products) == [("bits",), ("floats",), ("levels",)]
     assert {node.domain for node in fused.graph.node if set(node.output) & set(made.weights)} == {DOMAIN}
     panels = [tensor for tensor in fused.graph.initializer if "panels" in tensor.name]
+    levels = DEPTH * 2 * WIDTH + 4 * 2 * WIDTH  # bytes, with the sums of their columns behind them
     assert sorted(int(np.prod(t.dims)) for t in panels) == sorted(
-        [DEPTH * 2 * WIDTH, DEPTH * WIDTH, DEPTH * 2 * WIDTH, DEPTH // BLOCK * 2 * WIDTH]
+        [DEPTH * 2 * WIDTH, DEPTH * WIDTH, levels, DEPTH // BLOCK * 2 * WIDTH]
     )
     x = made.rng.standard_normal((2, 37, DEPTH)).astype(np.float32)
     rounded = (np.clip(np.rint(x / SCALE) + ZERO, 0, 255) - ZERO) * SCALE
