@@ -21,6 +21,7 @@ MARKED = re.compile(r"(<!-- table: (\w+)((?: \w+)+) -->\n)((?:\|.*\n)*)")
 
 KINDS: Mapping[str, Sequence[str]] = {
     "linears of 1 and 7 rows": ("linear 1×", "linear 7×"),
+    "one row through layers, out of memory": (" linears 1×",),
     "linears": ("linear",),
     "attention, plain": (", plain",),
     "attention, causal": (", causal",),

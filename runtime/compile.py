@@ -164,7 +164,7 @@ def optimize(
     """
     start = time.monotonic()
     try:
-        check_output(output)
+        check_output(output, model)
     except PlaceError as error:
         raise CompileError(str(error)) from error
     if options.cuda:

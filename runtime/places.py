@@ -32,10 +32,15 @@ def passing(output: Path, process: int) -> Passing:
     return Passing(model, model.with_suffix(".so"), model.with_name(f"{model.name}.data"))
 
 
-def check_output(output: Path) -> None:
-    """Whether a model and its library can be written. What killed processes left there a day ago or more is removed."""
+def check_output(output: Path, model: Path) -> None:
+    """Whether what becomes of `model`, and its library, can be written; PlaceError if not.
+
+    What killed processes left there a day ago or more is removed.
+    """
     if output.suffix != ".onnx":
         raise PlaceError(f"{output}: the output must end in .onnx, the library goes beside it with .so")
+    if output.exists() and model.exists() and output.samefile(model):
+        raise PlaceError(f"{output} is the model itself, which would be lost: name another file")
     check_place(output)
     check_place(output.with_suffix(".so"))
     stem = re.escape(output.stem)

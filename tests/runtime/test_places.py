@@ -36,6 +36,11 @@ def folder_library(tmp_path: Path) -> Path:
     return tmp_path / "out.onnx"
 
 
+def linked(tmp_path: Path) -> Path:
+    (tmp_path / "linked.onnx").symlink_to(tmp_path / "model.onnx")
+    return tmp_path / "linked.onnx"
+
+
 @pytest.mark.parametrize(
     ("place", "words"),
     [
@@ -44,8 +49,10 @@ def folder_library(tmp_path: Path) -> Path:
         (folder_model, "taken.onnx is a folder: name a file"),
         (folder_library, "out.so is a folder: name a file"),
         (lambda folder: Path("/proc/out.onnx"), "cannot write to the folder /proc: .*; name another one"),
+        (lambda folder: folder / "model.onnx", "model.onnx is the model itself, which would be lost: name another"),
+        (linked, "linked.onnx is the model itself"),
     ],
-    ids=["suffix", "no folder", "model", "library", "not writable"],
+    ids=["suffix", "no folder", "model", "library", "not writable", "itself", "itself, linked"],
 )
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     place: Callable[[Path], Path], words: str, model: Path, tmp_path: Path
@@ -95,7 +102,7 @@ def test_only_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
         path.touch()
         os.utime(path, (time.time() - OLD, time.time() - OLD))
     os.utime(kept[0])
-    check_output(output)
+    check_output(output, tmp_path / "model.onnx")
     assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
