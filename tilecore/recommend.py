@@ -44,9 +44,7 @@ SUM_BYTES = 16  # of a sum that goes on later: its line is fetched, written back
 SHARPNESS = 8  # how little the shorter of two things at once adds to the longer one
 HIDDEN = 0.75  # share of the shorter of two things at once that the longer one hides
 SHOWN = 0.0625  # share of fetching rows of A for the first time that shows although products go on
-UNASKED_CYCLES = (
-    6.0  # of each score of a task's first row whose bias nothing asked for: 5 to 7 on a Zen 5, 12 heads of 512²
-)
+UNASKED_CYCLES = 6.0  # of each score of a task's first row whose bias nothing asked for: 5 to 7 with 12 heads of 512²
 ROW_CYCLES = 150.0  # of the statistics of one row in one step of an online softmax
 LOOP_CYCLES = 12.0  # of starting a vector loop over one row
 MAKE_OPERATIONS = 3  # loading, storing and stepping, per vector of an operand that is computed into a tile
@@ -270,7 +268,7 @@ class Contraction:
     sizes: Sizes
     making_left: int
     making_right: int
-    again: int  # operations per element of A in every task: levels become bytes there
+    again: int  # operations per element of A in every task that sums a part of the depth: levels become bytes there
     finishing: int
     unpacks: bool  # weights are written to the cache before they are multiplied
     in_strips: bool  # sums over the whole depth are finished in the first cache (`strips.py`)
@@ -282,6 +280,7 @@ class Contraction:
 def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
     batch, rows, depth = (machine.size(extent) for extent in spec.a.shape)
     making = 0 if _is_stored(spec.a.value) else operation_count(spec.a.value) + MAKE_OPERATIONS
+    levels = spec.acc.dtype is DType.I32 and machine.target.lanes == BYTES_LANES
     made = [p.b.value for p in spec.products if not spec.byte_block and not _is_stored(p.b.value)]
     return Contraction(
         batch,
@@ -293,10 +292,10 @@ def _counted(spec: ContractionSpec, machine: Machine) -> Contraction:
         _sizes(spec, machine),
         making + (ROUND_OPERATIONS if spec.byte_block else 0),
         sum(operation_count(value) + MAKE_OPERATIONS for value in made),
-        LEVEL_OPERATIONS if spec.acc.dtype is DType.I32 and machine.target.lanes == BYTES_LANES else 0,
+        LEVEL_OPERATIONS if levels else 0,
         sum(operation_count(result.value) for result in spec.outputs) + 2 * len(spec.products),
         not spec.byte_block and any(_unpacks(p.b.value) for p in spec.products),
-        spec.acc.dtype is DType.F32 and all(_is_constant(part.b.value) for part in spec.products),
+        (levels or spec.acc.dtype is DType.F32) and all(_is_constant(part.b.value) for part in spec.products),
         keeps_left(spec, machine.profile, machine.target),
         machine.size(work_of(spec)),
         bool(spec.byte_block),
@@ -349,11 +348,12 @@ def _task(of: Contraction, config: Mapping[str, int], machine: Machine, m: int, 
     down, across = max(-(-of.rows // config["block_m"]), 1), max(-(-of.columns // config["block_n"]), 1)
     finish = m * n * of.finishing / machine.target.lanes
     left, right = m * of.depth * of.making_left, n * of.depth * of.making_right
+    again = m * of.depth * of.again if config["block_k"] < of.depth else 0
     if of.keeps_left or (of.rounds_left and down == 1):  # once for all columns by each core that works on the same rows
         left *= min(1.0, max(1.0, machine.profile.cores / down) / across)
     else:  # once while the rows move
         right /= down
-    own = (left + right + m * of.depth * of.again) / machine.target.lanes + TASK_CYCLES
+    own = (left + right + again) / machine.target.lanes + TASK_CYCLES
     if not of.sizes.engine.beside:
         return _vector_products(of, config, machine, m, n) + finish + own
     busy = _tile_products(of, config, machine, m, n)
